@@ -1,0 +1,49 @@
+# make study    from nothing to results/digits/index.html (STUDY=name for another study)
+# make test     the test suite        make lint    style of code and workflow
+STUDY ?= digits
+PYTHON ?= python3.11
+CORES ?= all
+VENV := .venv
+BIN := $(VENV)/bin
+# Snakemake starts job scripts with the python it finds first.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: study test lint format report schemas clean-venv
+
+study: $(VENV)/study.stamp
+	snakemake --cores $(CORES) --config study=$(STUDY)
+	@echo "Look at results/$(STUDY)/index.html"
+
+report: $(VENV)/study.stamp
+	snakemake --cores $(CORES) --config study=$(STUDY) --report results/$(STUDY)/report.html
+
+test: $(VENV)/test.stamp
+	pytest -n 2 tests
+
+lint: $(VENV)/test.stamp
+	ruff check .
+	ruff format --check .
+	snakefmt --check workflow
+	snakemake --lint
+
+format: $(VENV)/test.stamp
+	ruff check --fix .
+	ruff format .
+	snakefmt workflow
+
+# The JSON schema of study files, for editors, from the signatures of the methods.
+schemas: $(VENV)/study.stamp
+	python -m classwise.schema workflow/schemas
+
+# Exact versions come from requirements.lock; what to install, from pyproject.toml.
+$(VENV)/study.stamp: pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable .
+	touch $@
+
+$(VENV)/test.stamp: $(VENV)/study.stamp
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[test]'
+	touch $@
+
+clean-venv:
+	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""Class-wise adversarial robustness: data, models, attacks, defenses, measures. It knows nothing of Snakemake."""

@@ -1,0 +1,14 @@
+"""The attacks: `(model, x, y, *, <keys of the study file>, generator) -> x_adv`. One line each."""
+
+from classwise.registry import Registry
+
+ATTACKS = Registry(
+    "classwise.attacks",
+    "attack kind",
+    {
+        "none": "none:none",
+        "fgsm": "pgd:fgsm",
+        "pgd": "pgd:pgd",
+        "temperature-pgd": "pgd:temperature_pgd",
+    },
+)

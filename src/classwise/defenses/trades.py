@@ -1,0 +1,45 @@
+"""TRADES (Zhang et al., 2019): natural cross entropy plus beta times the KL divergence to the adversarial output."""
+
+from __future__ import annotations
+
+import torch
+
+from classwise.attacks.pgd import Inner, ascend
+from classwise.defenses.defense import Defense, Run, Step, evaluating
+from classwise.parameters import NonNegative
+
+
+class Trades(Defense):
+    """The attack maximises KL(p(x) || p(x')); the gradient of the update flows through both arguments of the KL.
+
+    Natural images go through the network twice in training mode, as in the authors' code: batch norm statistics see
+    natural, adversarial, natural.
+    """
+
+    def __init__(self, run: Run, *, beta: NonNegative, attack: Inner):
+        super().__init__(run)
+        self.beta = beta
+        self.attack = {**attack.plain(), "start": attack.start or "R1"}
+
+    def loss(self, model, x, y) -> Step:
+        with evaluating(model):
+            with torch.no_grad():
+                clean = model(x).log_softmax(dim=1)
+            adversarial = ascend(
+                model,
+                x,
+                lambda z: kl(clean, z.log_softmax(dim=1)).sum(),
+                **self.attack,
+                generator=self.run.generator,
+            )
+        natural = model(x)
+        cross_entropy = torch.nn.functional.cross_entropy(natural, y, reduction="none")
+        logits = model(adversarial)
+        divergence = kl(model(x).log_softmax(dim=1), logits.log_softmax(dim=1))
+        losses = cross_entropy + self.beta * divergence
+        return Step(losses.mean(), losses.detach(), natural=natural.detach(), adversarial=logits.detach())
+
+
+def kl(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    """KL(p || q)[example] from log-probabilities[example, class]."""
+    return (log_p.exp() * (log_p - log_q)).sum(dim=1)

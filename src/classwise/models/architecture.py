@@ -1,0 +1,19 @@
+"""How a registry line of an architecture becomes keys of the study file."""
+
+from pydantic import create_model
+
+from classwise.parameters import Count, Parameters
+from classwise.registry import Registry
+
+
+class Architectures(Registry):
+    """A registry whose lines also hold the keys and their defaults, all of them counts (width, depth)."""
+
+    def __init__(self, package: str, noun: str, lines: dict[str, tuple[str, dict[str, int]]]):
+        super().__init__(package, noun, {kind: line for kind, (line, _) in lines.items()})
+        self._defaults = {kind: defaults for kind, (_, defaults) in lines.items()}
+
+    def parameters(self, kind: str) -> type[Parameters]:
+        self.line(kind)
+        fields = {key: (Count, default) for key, default in self._defaults[kind].items()}
+        return create_model(kind, __base__=Parameters, **fields)

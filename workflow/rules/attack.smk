@@ -1,0 +1,26 @@
+rule attack:
+    """Attack one model and store the outcome of every test example."""
+    input:
+        arrays=f"{DATA}/data.safetensors",
+        card=f"{DATA}/data.json",
+        weights=f"{RESULTS}/models/{MODEL}/model.safetensors",
+        model=f"{RESULTS}/models/{MODEL}/model.json",
+    output:
+        outcomes=OUTCOMES,
+    log:
+        f"{RESULTS}/logs/attack/{MODEL}/{{view}}/{{attack}}.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/attack/{MODEL}/{{view}}/{{attack}}.jsonl"
+    conda:
+        ENVIRONMENT
+    params:
+        attack=lambda wildcards: STUDY.attack(wildcards.attack, wildcards.dataset, wildcards.defense),
+        study=STUDY.name,
+        source=source(
+            "attack.py",
+            lambda wildcards: STUDY.attack_modules(
+                wildcards.dataset, wildcards.arch, wildcards.defense, wildcards.attack
+            ),
+        ),
+    script:
+        "../scripts/attack.py"
