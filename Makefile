@@ -1,21 +1,33 @@
-# make study    from nothing to results/digits/index.html (STUDY=name for another study)
-# make test     the test suite        make lint    style of code and workflow
+# make study      from nothing to results/digits/index.html; STUDY=name for another study
+# make report     Snakemake's own report of a finished study, results/digits/report.html
+# make publish    its tables and figures to results/published/, for git
+# make test       the test suite           make lint       style of code and workflow
+# make format     mend the style           make schemas    schemas of the study files from the code
 STUDY ?= digits
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 CORES ?= all
 VENV := .venv
 BIN := $(VENV)/bin
 # Snakemake starts job scripts with the python it finds first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: study test lint format report schemas clean-venv
+.PHONY: study report publish test lint format schemas clean-venv
 
 study: $(VENV)/study.stamp
-	snakemake --cores $(CORES) --config study=$(STUDY)
+	snakemake --cores $(CORES) --quiet host reason --config study=$(STUDY)
 	@echo "Look at results/$(STUDY)/index.html"
 
 report: $(VENV)/study.stamp
 	snakemake --cores $(CORES) --config study=$(STUDY) --report results/$(STUDY)/report.html
+
+# Tables and figures of a finished study to results/published/, which git tracks; no weights, no outcomes.
+publish: $(VENV)/study.stamp
+	snakemake --cores $(CORES) --quiet host reason --config study=$(STUDY)
+	rm -rf results/published/$(STUDY)
+	mkdir -p results/published/$(STUDY)/figures results/published/$(STUDY)/tables
+	cp results/$(STUDY)/figures/*.png results/published/$(STUDY)/figures
+	cp results/$(STUDY)/tables/* results/published/$(STUDY)/tables
+	cp results/$(STUDY)/study.json results/published/$(STUDY)
 
 test: $(VENV)/test.stamp
 	pytest -n 2 tests

@@ -7,7 +7,7 @@ and outcomes that it needs. Nothing else decides what is trained and attacked.
 from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from classwise.errors import choices
@@ -50,10 +50,20 @@ AttackId = _reference("attacks", "attack")
 Some = Field(min_length=1)
 
 
+def _different(values: list[str]) -> list[str]:
+    twice = sorted({value for value in values if values.count(value) > 1})
+    if twice:
+        raise PydanticCustomError("twice", "{text}", {"text": f"{', '.join(twice)} is there twice"})
+    return values
+
+
+Different = AfterValidator(_different)
+
+
 class Artefact(Parameters):
     """The keys that every artefact has."""
 
-    seeds: Annotated[list[Natural] | None, Field(description="default: the study's seeds")] = None
+    seeds: Annotated[list[Natural] | None, Field(min_length=1, description="default: the study's seeds")] = None
 
     def outcomes(self, seeds: list[int], classes: dict[str, int]) -> Iterator[Outcomes]:
         """The outcomes it reads; `classes` maps a data set's id to its number of classes."""
@@ -82,8 +92,8 @@ class AttackedSetting(Setting):
 class Table1(Artefact):
     dataset: DatasetId
     arch: ArchId
-    defenses: Annotated[list[DefenseId], Some]
-    attacks: Annotated[list[AttackId], Some]
+    defenses: Annotated[list[DefenseId], Some, Different]
+    attacks: Annotated[list[AttackId], Some, Different]
 
     def outcomes(self, seeds, classes):
         for defense in self.defenses:
@@ -150,13 +160,23 @@ class Figure2(Artefact):
         return [panel.dataset for panel in self.panels]
 
 
+def _removed(value: object) -> object:
+    # Said here in one sentence; the union would report each of its branches.
+    classes = value if isinstance(value, list) and value else [None]
+    if value != "each" and not all(type(c) is int and c >= 0 for c in classes):
+        raise PydanticCustomError("removed", "must be `each`, or a list of class ids such as [3, 5]")
+    return value
+
+
 class Figure4(Artefact):
     dataset: DatasetId
     arch: ArchId
     defense: DefenseId
     attack: AttackId
     removed: Annotated[
-        Literal["each"] | list[Natural], Field(description="`each` class in turn, or a list of class ids")
+        Literal["each"] | list[Natural],
+        BeforeValidator(_removed),
+        Field(description="`each` class in turn, or a list of class ids"),
     ] = "each"
 
     def removed_classes(self, classes: dict[str, int]) -> list[int]:

@@ -76,12 +76,14 @@ def markdown_table(text: str) -> Markup:
     header, rule, *body = rows
     right = [cell.endswith(":") for cell in rule]
     parts = ['<div class="scroll"><table><thead><tr>']
-    parts += [f'<th scope="col">{html.escape(cell)}</th>' for cell in header]
+    parts += [
+        f'<th scope="col" class="{_style(cell, number)}">{html.escape(cell)}</th>'
+        for cell, number in zip(header, right, strict=True)
+    ]
     parts.append("</tr></thead><tbody>")
     for row in body:
         cells = [
-            f'<td class="{_style(cell, number)}">{html.escape(cell)}</td>'
-            for cell, number in zip(row, right, strict=True)
+            f'<td class="{_style(cell, number)}">{_text(cell)}</td>' for cell, number in zip(row, right, strict=True)
         ]
         parts.append(f"<tr>{''.join(cells)}</tr>")
     parts.append("</tbody></table></div>")
@@ -93,6 +95,12 @@ def markdown_table(text: str) -> Markup:
 def _style(cell: str, number: bool) -> str:
     mark = {"▲": " robust", "▼": " vulnerable"}.get(cell[:1], "")
     return ("number" if number else "name") + mark
+
+
+def _text(cell: str) -> str:
+    """The interval stands smaller below its number, so that ten classes fit on a screen."""
+    number, sign, interval = html.escape(cell).partition(" ± ")
+    return f"{number} <small>± {interval}</small>" if sign else number
 
 
 def _data_uri(path: Path) -> str:

@@ -270,4 +270,7 @@ def _annotations(means: pd.DataFrame, halves: pd.DataFrame) -> np.ndarray:
             return ""
         return f"{mean:.0f}" if np.isnan(half) else f"{mean:.0f}\n±{half:.0f}"
 
-    return np.vectorize(text, otypes=[object])(means, halves)
+    cells = [
+        [text(*cell) for cell in zip(*rows, strict=True)] for rows in zip(means.values, halves.values, strict=True)
+    ]
+    return np.array(cells, dtype=object)

@@ -13,22 +13,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from classwise.artefacts import ARTEFACTS
-from classwise.attacks import ATTACKS
-from classwise.data import DATASETS
-from classwise.defenses import DEFENSES
-from classwise.models import ARCHITECTURES
 from classwise.parameters import Parameters
 from classwise.specs import Training
 from classwise.store import write_json
-from classwise.study import (
-    Config,
-    StudyFile,
-    When,
-    architecture_parameters,
-    attack_parameters,
-    dataset_parameters,
-    defense_parameters,
-)
+from classwise.study import SECTIONS, Config, StudyFile, When
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -42,15 +30,10 @@ def study_schema() -> dict[str, Any]:
     definitions["TrainingChanges"] = {**_inlined(Training, definitions), "required": []}
     definitions["Overrides"] = _overrides(definitions)
     training, overrides = {"$ref": "#/$defs/TrainingChanges"}, {"$ref": "#/$defs/Overrides"}
-    sections = {
-        "datasets": (DATASETS, dataset_parameters, {}),
-        "architectures": (ARCHITECTURES, architecture_parameters, {}),
-        "defenses": (DEFENSES, defense_parameters, {"training": training, "overrides": overrides}),
-        "attacks": (ATTACKS, attack_parameters, {"overrides": overrides}),
-    }
+    extra = {"defenses": {"training": training, "overrides": overrides}, "attacks": {"overrides": overrides}}
     schema = _inlined(StudyFile, definitions)
-    for name, (registry, parameters, extra) in sections.items():
-        kinds = [_method(kind, parameters, extra, definitions) for kind in registry]
+    for name, (registry, parameters) in SECTIONS.items():
+        kinds = [_method(kind, parameters, extra.get(name, {}), definitions) for kind in registry]
         schema["properties"][name] = {
             **_described(schema["properties"][name]),
             "type": "object",

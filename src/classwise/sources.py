@@ -15,9 +15,17 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent
 
 
-def source_fingerprint(script: Path, modules: Iterable[str] = ()) -> str:
-    """SHA-256 (first 16 hex digits) over the script, the named modules and everything of ours they import."""
-    found, waiting = {}, [Path(script).resolve(), *(_path(module) for module in modules)]
+def source_fingerprint(script: Path, modules: Iterable[str] = (), files: Iterable[str] = ()) -> str:
+    """SHA-256 (first 16 hex digits) over the script, the named modules and everything of ours they import.
+
+    `files` are further files inside the package, such as templates.
+    """
+    found, waiting = {}, [Path(script).resolve()]
+    for module in modules:
+        path = _path(module)
+        if path is None:
+            raise ModuleNotFoundError(f"{module} is named by a registry but there is no such file in {PACKAGE}")
+        waiting.append(path)
     while waiting:
         path = waiting.pop()
         if path.name != "__init__.py" and path not in found:
@@ -27,6 +35,8 @@ def source_fingerprint(script: Path, modules: Iterable[str] = ()) -> str:
     digest = hashlib.sha256()
     for path in sorted(found):
         digest.update(f"{path.name}\n{found[path]}\n".encode())
+    for file in files:
+        digest.update((PACKAGE / file).read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from classwise.parameters import Count, Flag, Fraction01, Id, NonNegative, Parameters, Positive
@@ -16,6 +16,12 @@ class Optimizer(Parameters):
     momentum: Fraction01 = 0.9
     nesterov: Flag = False
     weight_decay: NonNegative = 0.0
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self):
+        if self.nesterov and not self.momentum:
+            raise PydanticCustomError("nesterov", "nesterov: true needs a momentum above 0")
+        return self
 
 
 class Schedule(Parameters):
@@ -64,6 +70,6 @@ class Training(Parameters):
         Field(description="`last`, or `{epoch: N}` for the weights after 1-based epoch N; never by test accuracy"),
     ] = "last"
     evaluate: Annotated[
-        Id | None, Field(description="attack id for the robust accuracies of the history; none: natural only")
+        Id | None, Field(description="attack id for the robust accuracies of the history; null: natural ones only")
     ] = None
     evaluate_every: Count = 1

@@ -5,7 +5,8 @@ sentence with file, key, value and what is allowed.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,7 @@ from classwise.defenses import DEFENSES
 from classwise.deferred import defer
 from classwise.errors import ConfigError, choices
 from classwise.models import ARCHITECTURES
-from classwise.parameters import Count, Id, Natural, Parameters, Positive, parameters_of
+from classwise.parameters import Count, Id, Natural, Number, Parameters, Positive, parameters_of
 from classwise.registry import Registry
 from classwise.specs import Training
 
@@ -59,7 +60,7 @@ class StudyFile(Parameters):
 class ArchitectureKeys(Parameters):
     """The keys that every architecture has beside its own."""
 
-    mean: list[float] | None = None
+    mean: list[Number] | None = None
     std: list[Positive] | None = None
 
 
@@ -89,6 +90,15 @@ def attack_parameters(kind: str) -> type[Parameters]:
 
 def _joined(name: str, *groups: type[Parameters]) -> type[Parameters]:
     return create_model(name, __base__=groups)
+
+
+# The sections whose blocks each name a method by its `kind`.
+SECTIONS: dict[str, tuple[Registry, Callable[[str], type[Parameters]]]] = {
+    "datasets": (DATASETS, dataset_parameters),
+    "architectures": (ARCHITECTURES, architecture_parameters),
+    "defenses": (DEFENSES, defense_parameters),
+    "attacks": (ATTACKS, attack_parameters),
+}
 
 
 class Study:
@@ -187,23 +197,20 @@ class Study:
         return {
             "study": self.name,
             **self.file.plain(),
-            "architectures": {name: self.architecture(name) for name in self.file.architectures},
-            "datasets": {name: self.dataset(name) for name in self.file.datasets},
+            **{
+                section: {
+                    name: _with_defaults(block, parameters) for name, block in getattr(self.file, section).items()
+                }
+                for section, (_, parameters) in SECTIONS.items()
+            },
         }
 
     # Checks
 
     def _check(self, checker: "_Checker") -> None:
-        sections = {
-            name: list(getattr(self.file, name)) for name in ("datasets", "architectures", "defenses", "attacks")
-        }
+        sections = {section: list(getattr(self.file, section)) for section in SECTIONS}
         checker.unique(self.file.seeds, ("seeds",))
-        for section, registry, parameters in (
-            ("datasets", DATASETS, dataset_parameters),
-            ("architectures", ARCHITECTURES, architecture_parameters),
-            ("defenses", DEFENSES, defense_parameters),
-            ("attacks", ATTACKS, attack_parameters),
-        ):
+        for section, (registry, parameters) in SECTIONS.items():
             for name, block in getattr(self.file, section).items():
                 self._check_block(checker, (section, name), block, registry, parameters, sections)
         for block, key in self._variants(checker, self.file.training, ("training",), sections):
@@ -222,9 +229,8 @@ class Study:
             keys = {name: value for name, value in variant.items() if name != "kind"}
             if "kind" in variant and variant["kind"] != kind:
                 checker.say((*place, "kind"), variant["kind"], "an override cannot change the kind")
-            training = keys.pop("training", None) if key[0] == "defenses" else None
-            if training is not None:
-                self._check_training(checker, training, (*place, "training"), sections, self.file.training)
+            if key[0] == "defenses" and "training" in keys:
+                self._check_training(checker, keys.pop("training"), (*place, "training"), sections, self.file.training)
             extra = ["kind", "overrides", "training"] if key[0] == "defenses" else ["kind", "overrides"]
             checker.validate(parameters(kind), keys, place, extra=extra if overridable else ["kind"])
             if key[0] == "architectures":
@@ -270,9 +276,8 @@ class Study:
             if checked is None:
                 continue
             for name, section in (("dataset", "datasets"), ("defense", "defenses")):
-                value = getattr(checked, name)
-                if value is not None:
-                    checker.known(value, sections[section], (*place, "when", name), noun=f"{name} of this study")
+                if name in when:
+                    checker.known(when[name], sections[section], (*place, "when", name), noun=f"{name} of this study")
             yield _merged(base, {name: value for name, value in override.items() if name != "when"}), place
 
     def _check_artefacts(self, checker, sections) -> None:
@@ -292,16 +297,25 @@ class Study:
                     if c >= count:
                         fix = f"{artefact.dataset} has no such class; allowed: 0 to {count - 1}, or `each`"
                         checker.say((*key, "removed", number), c, fix)
-            self._check_architectures_fit(checker, artefact, key)
+            for model in _models(artefact, self.seeds, self.class_counts):
+                self._check_model(checker, model, key)
+            for model in artefact.histories(self.seeds[:1]):
+                if self.training(model.defense, model.dataset).evaluate is None:
+                    fix = f"{name} shows the robust accuracies of its history, so name an attack here"
+                    checker.say(("training", "evaluate"), None, fix)
 
-    def _check_architectures_fit(self, checker, artefact: Artefact, key) -> None:
-        for model in _models(artefact, self.seeds, self.class_counts):
-            channels = self.source(model.dataset).shape[0]
-            for name in ("mean", "std"):
-                values = self.file.architectures[model.arch].get(name)
-                if values is not None and len(values) != channels:
-                    fix = f"{model.dataset}, which {key[-1]} trains it on, has {channels} channel(s)"
-                    checker.say(("architectures", model.arch, name), values, fix)
+    def _check_model(self, checker, model: Model, key) -> None:
+        """What only shows when data set, architecture, defense and all overrides come together."""
+        training = self.training(model.defense, model.dataset)
+        if training.select != "last" and training.select.epoch > training.epochs:
+            fix = f"must be at most {training.epochs}, the epochs of {model.defense} on {model.dataset}"
+            checker.say(("training", "select", "epoch"), training.select.epoch, fix)
+        channels = self.source(model.dataset).shape[0]
+        for name in ("mean", "std"):
+            values = self.file.architectures[model.arch].get(name)
+            if values is not None and len(values) != channels:
+                fix = f"{model.dataset}, which {key[-1]} trains it on, has {channels} channel(s)"
+                checker.say(("architectures", model.arch, name), values, fix)
 
 
 def _models(artefact: Artefact, seeds: list[int], class_counts: dict[str, int]) -> set[Model]:
@@ -326,6 +340,12 @@ def load_study(config: Config, folder: Path) -> Study:
             [f"config/config.yaml: study = {config.study!r}: no file {path}; {choices(config.study, there)}"]
         )
     return Study(path)
+
+
+def _with_defaults(block: Mapping[str, Any], parameters) -> dict[str, Any]:
+    """A block as written, plus the defaults of its method."""
+    own = {name: value for name, value in block.items() if name not in ("training", "overrides")}
+    return {**block, **_resolved(own, parameters)}
 
 
 def _resolved(block: Mapping[str, Any], parameters) -> dict[str, Any]:
@@ -363,7 +383,7 @@ class _Checker:
     def say(self, key: tuple, value: object, fix: str) -> None:
         shown = repr(value)
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        place = ".".join(map(str, key))
+        place = _dotted(key)
         sentence = f"{self.file}: {place} = {shown}: {fix}" if place else f"{self.file}: {fix}"
         if sentence not in self.problems:
             self.problems.append(sentence)
@@ -418,7 +438,7 @@ class _Checker:
         *outer, last = location or ("",)
         place = (*key, *location)
         if problem["type"] == "missing":
-            where = ".".join(map(str, (*key, *outer)))
+            where = _dotted((*key, *outer))
             self.problems.append(f"{self.file}: {where + ': ' if where else ''}the key `{last}` is missing")
         elif problem["type"] == "extra_forbidden":
             allowed = [*_fields(model, outer), *(extra if not outer else [])]
@@ -426,6 +446,11 @@ class _Checker:
         else:
             told = problem["msg"].replace("Input should be", "must be")
             self.say(place, problem["input"], told[0].lower() + told[1:])
+
+
+def _dotted(key: tuple) -> str:
+    """attacks.pgd20.epsilon; a part that could be misread is quoted."""
+    return ".".join(str(part) if re.fullmatch(r"[\w-]+", str(part)) else repr(part) for part in key)
 
 
 def _fields(model: type[Parameters], location) -> list[str]:

@@ -43,7 +43,7 @@ def tian21_table5(outcomes: pd.DataFrame, cards: Mapping[str, Card], keys: Mappi
     """CV and MCD of each data set: standard training on natural images, adversarial training under attack."""
     per_seed = measures(outcomes, cards)
     parts = []
-    for row in keys["rows"]:
+    for number, row in enumerate(keys["rows"]):
         for training, attack in (("standard", row["natural"]), ("adversarial", row["attack"])):
             here = per_seed[
                 (per_seed["dataset"] == row["dataset"])
@@ -52,7 +52,8 @@ def tian21_table5(outcomes: pd.DataFrame, cards: Mapping[str, Card], keys: Mappi
                 & (per_seed["attack"] == attack)
                 & per_seed["quantity"].isin(["total", "cv", "mcd"])
             ]
-            parts.append(_estimates(here.assign(training=training), [*MODEL, "attack", "training"]))
+            here = here.assign(row=number, training=training)
+            parts.append(_estimates(here, ["row", *MODEL, "attack", "training"]))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -110,13 +111,13 @@ def tian21_table1_markdown(table: pd.DataFrame, cards: Mapping[str, Card]) -> st
 
 def tian21_table3_markdown(table: pd.DataFrame, cards: Mapping[str, Card]) -> str:
     classes, lines = _class_names(table, cards), []
-    for (defense, inverse), group in table.groupby(["defense", "inverse_temperature"], sort=False):
-        group = group.set_index("quantity")
-        lines.append([defense, f"{inverse:g}", *_numbers(group, classes)])
-        if inverse != 1:
-            lines.append(["", "difference", *_differences(group, classes)])
+    for (defense, attack), group in table.groupby(["defense", "attack"], sort=False):
+        inverse, group = group["inverse_temperature"].iloc[0], group.set_index("quantity")
+        lines.append([defense, attack, f"{inverse:g}", *_numbers(group, classes)])
+        if group["mean_difference"].any() or group["half_width_difference"].any():
+            lines.append(["", "difference", "", *_differences(group, classes)])
     return _page(
-        ["defense", "1/T", "Tot.", *classes.values(), "CV", "MCD"],
+        ["defense", "attack", "1/T", "Tot.", *classes.values(), "CV", "MCD"],
         lines,
         f"Accuracy in % under Temperature-PGD; 1/T = 1 is PGD, and differences are to it, seed by seed. {_note(table)} "
         f"{ROBUST} most robust class, {VULNERABLE} most vulnerable class of the row.",
@@ -125,12 +126,12 @@ def tian21_table3_markdown(table: pd.DataFrame, cards: Mapping[str, Card]) -> st
 
 def tian21_table5_markdown(table: pd.DataFrame, cards: Mapping[str, Card]) -> str:
     lines = []
-    for (dataset, training), group in table.groupby(["dataset", "training"], sort=False):
-        first, group = group.iloc[0], group.set_index("quantity")
-        cells = [_cell(_estimate(group.loc[quantity])) for quantity in ("total", "cv", "mcd")]
-        lines.append([dataset, training, first["defense"], first["attack"], *cells])
+    for _, group in table.groupby(["row", "training"], sort=False):
+        names = group.iloc[0][["dataset", "arch", "training", "defense", "attack"]]
+        group = group.set_index("quantity")
+        lines.append([*names, *(_cell(_estimate(group.loc[quantity])) for quantity in ("total", "cv", "mcd"))])
     return _page(
-        ["data set", "training", "defense", "attack", "Tot.", "CV", "MCD"],
+        ["data set", "network", "training", "defense", "attack", "Tot.", "CV", "MCD"],
         lines,
         f"Tot. in %, CV in %², MCD in points. {_note(table)}",
     )
@@ -173,7 +174,8 @@ def _note(table: pd.DataFrame) -> str:
 
 def _page(header: Iterable[str], lines: Iterable[Iterable[str]], note: str) -> str:
     header, rows = list(header), [list(line) for line in lines]
-    rule = ["---"] * 2 + ["---:"] * (len(header) - 2)
+    names = header.index("Tot.")
+    rule = ["---"] * names + ["---:"] * (len(header) - names)
     return "\n".join(["| " + " | ".join(row) + " |" for row in (header, rule, *rows)]) + f"\n\n{note}\n"
 
 

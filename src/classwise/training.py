@@ -111,7 +111,8 @@ class _Loop:
         self.order = torch.Generator().manual_seed(seed_of(seed, "order"))
         self.draws = torch.Generator(device).manual_seed(seed_of(seed, "draws"))
         self.defense = _defense(defense, Run(classes, self.draws))
-        self.epoch, self.seconds, self.history, self.selected = 0, 0.0, [], None
+        self.epoch, self.seconds, self.selected = 0, 0.0, None
+        self.history: list[dict[str, list]] = []  # columns of one split in one epoch, as a checkpoint holds them
 
     def one_epoch(self) -> Progress:
         started, self.epoch = time.perf_counter(), self.epoch + 1
@@ -128,11 +129,15 @@ class _Loop:
         self.seconds += time.perf_counter() - started
         for split, table in per_class.items():
             facts = {"epoch": self.epoch, "split": split, "learning_rate": rate, "seconds": self.seconds}
-            self.history.append(table.assign(**facts, class_weight=weights.cpu().numpy())[HISTORY.names])
-        tested = [table for table in self.history if table["split"].iloc[0] == "test"]
-        accuracies = tested[-1][["natural_accuracy", "robust_accuracy"]].mean() if tested else [float("nan")] * 2
+            rows = table.assign(**facts, class_weight=weights.cpu().numpy())
+            self.history.append(rows[HISTORY.names].to_dict("list"))
+        tested = [rows for rows in self.history if rows["split"][0] == "test"]
+        natural, robust = (
+            float(np.mean(tested[-1][name])) if tested else float("nan")
+            for name in ("natural_accuracy", "robust_accuracy")
+        )
         loss = float(per_class["train"]["loss"].mean())
-        return Progress(self.epoch, self.training.epochs, loss, *map(float, accuracies))
+        return Progress(self.epoch, self.training.epochs, loss, natural, robust)
 
     def _update(self) -> pd.DataFrame:
         split, books = self.splits["train"], _Books(self.model.classes, self.device)
@@ -181,7 +186,7 @@ class _Loop:
             "optimizer": self.optimizer.state_dict(),
             "defense": self.defense.state_dict(),
             "selected": self.selected,
-            "history": [table.to_dict("list") for table in self.history],
+            "history": self.history,
             "order": self.order.get_state(),
             "draws": self.draws.get_state(),
             "global": torch.get_rng_state(),
@@ -193,7 +198,7 @@ class _Loop:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.defense.load_state_dict(state["defense"])
-        self.history = [pd.DataFrame(table) for table in state["history"]]
+        self.history = list(state["history"])
         self.order.set_state(state["order"])
         self.draws.set_state(state["draws"])
         torch.set_rng_state(state["global"])
@@ -202,7 +207,8 @@ class _Loop:
 
     def result(self) -> Trained:
         self.model.load_state_dict(self.selected)
-        return Trained(self.model.eval(), pd.concat(self.history, ignore_index=True), self._selected_epoch())
+        history = pd.concat([pd.DataFrame(rows) for rows in self.history], ignore_index=True)
+        return Trained(self.model.eval(), history, self._selected_epoch())
 
 
 EVALUATION_BATCH = 500

@@ -37,7 +37,9 @@ def tian21_rows():
         cells = group.set_index("class")["value"]
         if set(CLASSES) <= set(cells.index):
             row = dict(zip(ROW, names, strict=True))
-            yield pytest.param((row["table"], row["defense"], row["attack"], row["inverse_temperature"]), cells)
+            yield pytest.param(
+                (row["table"], row["defense"], row["attack"], row["inverse_temperature"]), cells, id="-".join(names[4:])
+            )
 
 
 def cut(value: float) -> float:
@@ -49,7 +51,7 @@ def test_all_25_rows_of_tables_1_and_3_are_checked():
     assert len(list(tian21_rows())) == 25
 
 
-@pytest.mark.parametrize(("row", "cells"), tian21_rows())
+@pytest.mark.parametrize(("row", "cells"), list(tian21_rows()))
 def test_tian21_total_cv_and_mcd_are_our_formulas_cut_to_one_decimal(row, cells):
     cells = cells.copy()
     printed_total, printed_cv, printed_mcd = cells["total"], cells["cv"], cells["mcd"]

@@ -22,5 +22,7 @@ rule attack:
                 wildcards.dataset, wildcards.arch, wildcards.defense, wildcards.attack
             ),
         ),
+    message:
+        "Attack {wildcards.defense} on {wildcards.dataset}, classes {wildcards.removed}, seed {wildcards.seed} with {wildcards.attack}"
     script:
         "../scripts/attack.py"

@@ -4,8 +4,6 @@ import re
 import sys
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
-
 WORKFLOW = Path(workflow.basedir)
 # Jobs import the library from this checkout, whatever environment Snakemake puts them into.
 LIBRARY = str(WORKFLOW.parent / "src")
@@ -20,7 +18,8 @@ try:
     CONFIG = load_config(config)
     STUDY = load_study(CONFIG, Path("config/studies"))
 except ConfigError as error:
-    raise WorkflowError(str(error)) from None
+    # Not an exception of Snakemake's: it would add places in this file, where nothing is wrong.
+    sys.exit(str(error))
 
 ENVIRONMENT = "../../environment.yml"
 RESULTS = f"results/{STUDY.name}"
@@ -39,10 +38,10 @@ wildcard_constraints:
     view="test",
 
 
-def source(script, modules=lambda wildcards: []):
+def source(script, modules=lambda wildcards: [], files=()):
     """A params function: the fingerprint of a script, the modules a job picks by name, and all they import."""
     path = WORKFLOW / "scripts" / script
-    return lambda wildcards: source_fingerprint(path, modules(wildcards))
+    return lambda wildcards: source_fingerprint(path, modules(wildcards), files)
 
 
 def needs(name):
@@ -52,7 +51,8 @@ def needs(name):
         try:
             artefact = STUDY.artefact(name)
         except ConfigError as error:
-            raise WorkflowError(str(error)) from None
+            # As the name of a missing file it is shown as it stands; an exception would come with a traceback.
+            return {"cards": [str(error)]}
         outcomes = artefact.outcomes(artefact.seeds, STUDY.class_counts)
         histories = artefact.histories(artefact.seeds)
         return {

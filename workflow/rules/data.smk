@@ -10,5 +10,7 @@ rule prepare:
     params:
         dataset=lambda wildcards: STUDY.dataset(wildcards.dataset),
         source=source("prepare.py", lambda wildcards: STUDY.dataset_modules(wildcards.dataset)),
+    message:
+        "Prepare data set {wildcards.dataset}"
     script:
         "../scripts/prepare.py"

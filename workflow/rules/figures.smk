@@ -24,6 +24,8 @@ rule tian21_figure1:
     params:
         block=artefact_block("tian21_figure1"),
         source=source("figure.py"),
+    message:
+        "Draw {rule}"
     script:
         "../scripts/figure.py"
 
@@ -48,6 +50,8 @@ rule tian21_figure2:
     params:
         block=artefact_block("tian21_figure2"),
         source=source("figure.py"),
+    message:
+        "Draw {rule}"
     script:
         "../scripts/figure.py"
 
@@ -82,5 +86,7 @@ rule tian21_figure4:
     params:
         block=artefact_block("tian21_figure4"),
         source=source("figure.py"),
+    message:
+        "Draw {rule}"
     script:
         "../scripts/figure.py"

@@ -17,8 +17,10 @@ rule page:
         ENVIRONMENT
     params:
         study=STUDY.resolved(),
-        artefacts=STUDY.artefacts,
+        files={name: artefact_files(name) for name in STUDY.artefacts},
         captions=lambda wildcards: {name: (WORKFLOW / "report" / f"{name}.rst").read_text() for name in STUDY.artefacts},
-        source=source("page.py"),
+        source=source("page.py", files=["templates/page.html"]),
+    message:
+        "Put the study on one page"
     script:
         "../scripts/page.py"

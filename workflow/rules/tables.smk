@@ -23,6 +23,8 @@ rule tian21_table1:
     params:
         block=artefact_block("tian21_table1"),
         source=source("table.py"),
+    message:
+        "Make {rule}"
     script:
         "../scripts/table.py"
 
@@ -46,6 +48,8 @@ rule tian21_table3:
     params:
         block=artefact_block("tian21_table3"),
         source=source("table.py"),
+    message:
+        "Make {rule}"
     script:
         "../scripts/table.py"
 
@@ -72,5 +76,7 @@ rule tian21_table5:
     params:
         block=artefact_block("tian21_table5"),
         source=source("table.py"),
+    message:
+        "Make {rule}"
     script:
         "../scripts/table.py"

@@ -22,5 +22,7 @@ rule train:
             "train.py",
             lambda wildcards: STUDY.train_modules(wildcards.dataset, wildcards.arch, wildcards.defense),
         ),
+    message:
+        "Train {wildcards.defense} on {wildcards.dataset}, classes {wildcards.removed}, seed {wildcards.seed}"
     script:
         "../scripts/train.py"

@@ -20,15 +20,9 @@ def code_version() -> str:
 with job(snakemake):
     page = Path(snakemake.output.page)
     cards = {Path(path).parent.name: read_json(path) for path in snakemake.input.cards}
-    files = [Path(path) for path in snakemake.input.artefacts]
     items = [
-        item(
-            name,
-            snakemake.params.captions[name],
-            [file for file in files if file.stem.startswith(name)],
-            page.parent,
-        )
-        for name in snakemake.params.artefacts
+        item(name, snakemake.params.captions[name], [Path(file) for file in files], page.parent)
+        for name, files in snakemake.params.files.items()
     ]
     write_json(snakemake.output.study, snakemake.params.study)
     write_text(page, render(snakemake.params.study, items, cards, code_version()))

@@ -1,14 +1,19 @@
 """scikit-learn's embedded digits: 1,797 real handwritten digits of 8 x 8 pixels with 17 grey levels."""
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from classwise.data.dataset import Source, stratified_split
 from classwise.parameters import Count, Natural
 
+# Every class must be in both parts.
+TrainSize = Annotated[Count, Field(ge=10, le=1787)]
 
-def load(root: Path, *, train: Count = 1000, split_seed: Natural = 0) -> dict[str, np.ndarray]:
+
+def load(root: Path, *, train: TrainSize = 1000, split_seed: Natural = 0) -> dict[str, np.ndarray]:
     """`train` images to train on, the rest to test on, stratified by class and fixed by `split_seed`."""
     from sklearn.datasets import load_digits
 
