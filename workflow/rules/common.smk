@@ -75,4 +75,4 @@ def caption(name):
 
 def artefact_files(name):
     """All that an artefact consists of, for the page."""
-    return list(getattr(rules, name).output)
+    return list(map(str, getattr(rules, name).output))
