@@ -30,7 +30,7 @@ publish: $(VENV)/study.stamp
 	cp results/$(STUDY)/study.json results/published/$(STUDY)
 
 test: $(VENV)/test.stamp
-	pytest -n 2 tests
+	pytest -n 2 --dist loadfile tests
 
 lint: $(VENV)/test.stamp
 	ruff check .
