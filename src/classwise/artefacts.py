@@ -25,11 +25,10 @@ class Model(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """One model under one attack, on one view of the test set."""
+    """One model under one attack, on the view of the test set that the attack names."""
 
     model: Model
     attack: str
-    view: str = "test"
 
 
 def _reference(section: str, noun: str):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,12 @@ import pandas as pd
 import torch
 
 from classwise.attacks import ATTACKS
+from classwise.attacks.target import Target
+from classwise.engine import prepared
+from classwise.errors import UserError
 from classwise.models.classifier import Classifier
 from classwise.randomness import seed_of
-from classwise.store import LINF_TOLERANCE
+from classwise.store import LINF_TOLERANCE, read_metadata, read_table, write_table
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,17 @@ class Split:
             levels,
         )
 
+    def subset(self, per_class: int, seed: int) -> Split:
+        """`per_class` images of each class, chosen by `seed`, in their order."""
+        labels, chosen = self.labels.cpu().numpy(), []
+        for c in np.unique(labels):
+            members = np.flatnonzero(labels == c)
+            if len(members) < per_class:
+                raise UserError(f"views: per_class = {per_class}: a class has only {len(members)} test images")
+            chosen.append(np.random.default_rng(seed_of("view", seed, c)).permutation(members)[:per_class])
+        rows = np.sort(np.concatenate(chosen))
+        return Split(self.images[rows], self.labels[rows], self.index[rows], self.levels)
+
     def __len__(self) -> int:
         return len(self.index)
 
@@ -49,10 +65,30 @@ class Split:
         return self.images[rows].float() / self.levels, self.labels[rows]
 
 
-def bind(attack: Mapping[str, Any]) -> Callable:
-    """The function of an attack with its keys filled in: `(model, x, y, generator=...) -> x_adv`."""
-    keys = dict(attack)
-    return partial(ATTACKS[keys.pop("kind")], **keys)
+class Parts:
+    """Finished batches on disk, so that a killed attack loses one batch at most."""
+
+    def __init__(self, folder: Path, key: str):
+        self.folder, self.key = Path(folder), key
+
+    def load(self, first: int) -> pd.DataFrame | None:
+        """The batch that begins at row `first`, if it was finished with the same parameters, model, data and code."""
+        path = self._path(first)
+        try:
+            if path.exists() and read_metadata(path).get("key") == self.key:
+                return read_table(path)
+        except UserError:
+            pass  # damaged: this batch is attacked again
+        return None
+
+    def save(self, first: int, outcomes: pd.DataFrame) -> None:
+        write_table(self._path(first), outcomes, {"key": self.key})
+
+    def clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, first: int) -> Path:
+        return self.folder / f"{first:08d}.parquet"
 
 
 def evaluate(
@@ -62,42 +98,48 @@ def evaluate(
     *,
     seed: int,
     batch_size: int,
+    precision: str = "fp32",
+    compiled: bool = False,
+    surrogate: Classifier | None = None,
+    parts: Parts | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> pd.DataFrame:
     """The outcomes of every example of `split` under `attack`, plus the cross entropy as `loss`.
 
-    The model is in evaluation mode. Each batch has its own generator, derived from `seed` and its place, so no batch
-    depends on the ones before it. Predictions are original class ids, from a final float32 forward pass.
+    The model is in evaluation mode. The attack climbs on a prepared copy in `precision`; predictions are original class
+    ids, from a final float32 forward pass of the model itself. Each batch has its own generator, from `seed` and its
+    place, so no batch depends on the ones before it, and those that `parts` holds are not attacked again.
     """
-    if model.training:
-        raise ValueError("evaluate wants the model in evaluation mode")
-    run, epsilon, parts = bind(attack), attack.get("epsilon", 0.0), []
+    keys = dict(attack)
+    run, epsilon = partial(ATTACKS[keys.pop("kind")], **keys), attack.get("epsilon", 0.0)
+    if surrogate is not None:
+        run = partial(run, source=prepared(surrogate, precision, compiled))
+    fast, tables = prepared(model, precision, compiled), []
     for first in range(0, len(split), batch_size):
-        x, y = split.batch(slice(first, first + batch_size))
-        generator = torch.Generator(x.device).manual_seed(seed_of(seed, first))
-        counted = _Counted(model)
-        adversarial = run(counted, x, y, generator=generator).detach()
-        parts.append(_judge(model, x, adversarial, y, counted.calls, epsilon))
+        table = parts.load(first) if parts else None
+        if table is None:
+            x, y = split.batch(slice(first, first + batch_size))
+            generator = torch.Generator(x.device).manual_seed(seed_of(seed, first))
+            target = Target(model, fast, len(x), x.device)
+            adversarial = run(target, x, y, generator=generator).detach()
+            columns = _judge(model, x, adversarial, y, target.steps, epsilon)
+            table = _table(columns, split.index[first : first + batch_size], model.classes)
+            if parts:
+                parts.save(first, table)
+        tables.append(table)
         report(min(first + batch_size, len(split)))
-    columns = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
+    return pd.concat(tables, ignore_index=True)
+
+
+def _table(columns: Mapping[str, torch.Tensor], index: np.ndarray, classes: tuple[int, ...]) -> pd.DataFrame:
+    arrays = {name: values.cpu().numpy() for name, values in columns.items()}
     for name in ("label", "natural", "predicted"):
-        columns[name] = np.asarray(model.classes)[columns[name]]
-    return pd.DataFrame({"index": split.index, **columns})
-
-
-class _Counted:
-    """A model that counts how often an attack asks it."""
-
-    def __init__(self, model: Classifier):
-        self.model, self.calls = model, 0
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.model(x)
+        arrays[name] = np.asarray(classes)[arrays[name]]
+    return pd.DataFrame({"index": index, **arrays})
 
 
 @torch.no_grad()
-def _judge(model, x, adversarial, y, steps: int, epsilon: float) -> dict[str, torch.Tensor]:
+def _judge(model, x, adversarial, y, steps: torch.Tensor, epsilon: float) -> dict[str, torch.Tensor]:
     linf = (adversarial - x).abs().flatten(1).amax(dim=1)
     if not bool(((adversarial >= 0) & (adversarial <= 1)).all()) or not bool((linf <= epsilon + LINF_TOLERANCE).all()):
         raise ValueError(f"the attack left [0, 1] or the ball: largest perturbation {float(linf.max())}")
@@ -111,6 +153,6 @@ def _judge(model, x, adversarial, y, steps: int, epsilon: float) -> dict[str, to
         "p_max": probabilities.amax(dim=1),
         "p_var": probabilities.var(dim=1, correction=0),
         "linf": linf,
-        "steps": torch.full_like(y, steps),
+        "steps": steps,
         "loss": torch.nn.functional.cross_entropy(logits, y, reduction="none"),
     }

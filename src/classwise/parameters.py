@@ -33,7 +33,8 @@ def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise wrong
     try:
-        number = float(Fraction(value.strip())) if isinstance(value, str) else float(value)
+        # Fractions only where there is one: of 1e999999999 it would write out every digit.
+        number = float(Fraction(value.strip())) if isinstance(value, str) and "/" in value else float(value)
     except (ValueError, ZeroDivisionError, OverflowError):
         raise wrong from None
     if not math.isfinite(number):
@@ -47,8 +48,8 @@ Number = Annotated[float, BeforeValidator(_number), Field(json_schema_extra=_sch
 Positive = Annotated[Number, Field(gt=0)]
 NonNegative = Annotated[Number, Field(ge=0)]
 Fraction01 = Annotated[Number, Field(ge=0, le=1)]
-Count = Annotated[int, Field(strict=True, ge=1)]
-Natural = Annotated[int, Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=1, le=10**9)]
+Natural = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 Flag = Annotated[bool, Field(strict=True)]
 
 

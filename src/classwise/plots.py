@@ -60,7 +60,7 @@ class Drawn:
 def save(figure: Figure, path: Path) -> None:
     """PDF or PNG by the ending; the same figure gives the same bytes."""
     metadata = {"CreationDate": None} if path.suffix == ".pdf" else {"Software": None}
-    with appearing(path) as temporary:
+    with appearing(path) as temporary, plt.rc_context(THEME):
         figure.savefig(temporary, format=path.suffix[1:], bbox_inches="tight", metadata=metadata)
 
 
@@ -218,7 +218,7 @@ def _draw_curves(ax: Axes, curves: pd.DataFrame, names: Sequence[str], colours: 
 
 
 def _spread(values: Sequence[float], gap: float) -> list[float]:
-    """Places near the values, at least `gap` apart and within 0..100, in the same order: for labels at line ends."""
+    """Places near the values, at least `gap` apart, in the same order: for labels at line ends."""
     order = np.argsort(values, kind="stable")
     places = np.asarray(values, dtype=float)[order]
     for _ in range(200):

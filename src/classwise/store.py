@@ -120,15 +120,22 @@ def read_table(path: str | Path, schema: pa.Schema | None = None) -> pd.DataFram
     try:
         arrow = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path}: not a readable parquet file ({error}); delete it and run again") from error
+        raise _unreadable(path, error) from error
     if schema is not None and not arrow.schema.remove_metadata().equals(schema):
         raise UserError(f"{path}: columns {arrow.schema.names} are not {schema.names}; delete it and run again")
     return arrow.to_pandas()
 
 
+def _unreadable(path: str | Path, error: Exception) -> UserError:
+    return UserError(f"{path}: not a readable parquet file ({error}); delete it and run again")
+
+
 def read_metadata(path: str | Path) -> dict[str, Any]:
     """The JSON value that `write_table` stored."""
-    return json.loads((pq.read_schema(path).metadata or {}).get(METADATA_KEY, b"{}"))
+    try:
+        return json.loads((pq.read_schema(path).metadata or {}).get(METADATA_KEY, b"{}"))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
 
 
 def write_outcomes(

@@ -21,7 +21,7 @@ from classwise.defenses import DEFENSES
 from classwise.deferred import defer
 from classwise.errors import ConfigError, choices
 from classwise.models import ARCHITECTURES
-from classwise.parameters import Count, Id, Natural, Number, Parameters, Positive, parameters_of
+from classwise.parameters import Count, Flag, Id, Natural, Number, Parameters, Positive, parameters_of
 from classwise.registry import Registry
 from classwise.specs import Training
 
@@ -43,17 +43,25 @@ class When(Parameters):
     defense: Id | None = None
 
 
+class View(Parameters):
+    """A part of the test set: `per_class` images of each class, chosen by `seed`."""
+
+    per_class: Count
+    seed: Natural = 0
+
+
 class StudyFile(Parameters):
     """The outer shape of a study file; blocks with a `kind` are checked against the method they name."""
 
     title: Annotated[str, Field(strict=True, min_length=1)]
     description: Annotated[str, Field(strict=True)] = ""
-    seeds: Annotated[list[Natural], Field(min_length=1)]
+    seeds: Annotated[list[Natural], Field(strict=True, min_length=1)]
     datasets: Annotated[dict[Id, dict[str, Any]], Field(min_length=1)]
     architectures: Annotated[dict[Id, dict[str, Any]], Field(min_length=1)]
     training: dict[str, Any]
     defenses: Annotated[dict[Id, dict[str, Any]], Field(min_length=1)]
     attacks: Annotated[dict[Id, dict[str, Any]], Field(min_length=1)]
+    views: Annotated[dict[Id, View], Field(default_factory=dict)]
     artefacts: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
 
 
@@ -68,6 +76,11 @@ class AttackKeys(Parameters):
     """The keys that every attack has beside its own."""
 
     batch_size: Count = 500
+    precision: Annotated[
+        Literal["fp32", "bf16"], Field(description="of the climb; who is fooled is always decided in fp32")
+    ] = "fp32"
+    compile: Annotated[Flag, Field(description="torch.compile the prepared model")] = False
+    view: Annotated[Id, Field(description="`test`, or an id of `views`")] = "test"
 
 
 def dataset_parameters(kind: str) -> type[Parameters]:
@@ -151,8 +164,8 @@ class Study:
         """All that decides a training apart from data, seed and removed class."""
         training = self.training(defense, dataset)
         evaluation = self.attack(training.evaluate, dataset, defense) if training.evaluate else None
-        if evaluation:
-            evaluation.pop("batch_size")
+        for name in AttackKeys.model_fields if evaluation else ():
+            del evaluation[name]
         return {
             "architecture": self.architecture(arch),
             "defense": self.defense(defense, dataset),
@@ -160,6 +173,13 @@ class Study:
             "training": {**training.plain(), "evaluate": None},
             "evaluation": evaluation,
         }
+
+    def view(self, attack: str, dataset: str, defense: str) -> str:
+        return self.attack(attack, dataset, defense)["view"]
+
+    def surrogate(self, attack: str, dataset: str, defense: str) -> str | None:
+        """The defense whose model a transfer attack climbs on."""
+        return self.attack(attack, dataset, defense).get("surrogate")
 
     def train_modules(self, dataset: str, arch: str, defense: str) -> list[str]:
         """The modules that hold the methods of a training, for its source fingerprint."""
@@ -232,9 +252,18 @@ class Study:
             if key[0] == "defenses" and "training" in keys:
                 self._check_training(checker, keys.pop("training"), (*place, "training"), sections, self.file.training)
             extra = ["kind", "overrides", "training"] if key[0] == "defenses" else ["kind", "overrides"]
-            checker.validate(parameters(kind), keys, place, extra=extra if overridable else ["kind"])
+            checked = checker.validate(parameters(kind), keys, place, extra=extra if overridable else ["kind"])
+            if key[0] == "attacks" and checked is not None:
+                self._check_references(checker, checked, place, sections)
             if key[0] == "architectures":
                 self._check_channels(checker, place, keys)
+
+    def _check_references(self, checker, attack: Parameters, place, sections) -> None:
+        """What an attack names elsewhere in the study."""
+        checker.known(attack.view, ["test", *self.file.views], (*place, "view"), noun="view of this study")
+        surrogate = getattr(attack, "surrogate", None)
+        if surrogate is not None:
+            checker.known(surrogate, sections["defenses"], (*place, "surrogate"), noun="defense of this study")
 
     def _check_channels(self, checker, place, keys) -> None:
         lengths = {len(keys[name]) for name in ("mean", "std") if isinstance(keys.get(name), list)}
@@ -249,8 +278,12 @@ class Study:
         training = checker.validate(Training, whole, key, extra=[] if common else ["overrides"])
         if training is None:
             return
-        if training.evaluate is not None:
-            checker.known(training.evaluate, sections["attacks"], (*key, "evaluate"), noun="attack of this study")
+        if training.evaluate is not None and checker.known(
+            training.evaluate, sections["attacks"], (*key, "evaluate"), noun="attack of this study"
+        ):
+            kind = self.file.attacks[training.evaluate].get("kind")
+            if kind == "transfer":
+                checker.say((*key, "evaluate"), training.evaluate, "must not be a transfer attack: it needs two models")
         if training.select != "last" and training.select.epoch > training.epochs:
             checker.say(
                 (*key, "select", "epoch"),
@@ -289,6 +322,9 @@ class Study:
             if artefact is None:
                 continue
             checker.unique(artefact.seeds or [], (*key, "seeds"))
+            for number, row in enumerate(getattr(artefact, "rows", [])):
+                if self.file.attacks[row.natural]["kind"] != "none":
+                    checker.say((*key, "rows", number, "natural"), row.natural, "must be an attack of kind none")
             removed = getattr(artefact, "removed", "each")
             if removed != "each":
                 checker.unique(removed, (*key, "removed"))
@@ -310,7 +346,12 @@ class Study:
         if training.select != "last" and training.select.epoch > training.epochs:
             fix = f"must be at most {training.epochs}, the epochs of {model.defense} on {model.dataset}"
             checker.say(("training", "select", "epoch"), training.select.epoch, fix)
-        channels = self.source(model.dataset).shape[0]
+        channels, *sides = self.source(model.dataset).shape
+        kind = self.file.architectures[model.arch]["kind"]
+        if min(sides) < ARCHITECTURES.smallest[kind]:
+            least = ARCHITECTURES.smallest[kind]
+            fix = f"needs images of at least {least} x {least} pixels; {model.dataset}, for {key[-1]}, has {sides}"
+            checker.say(("architectures", model.arch, "kind"), kind, fix)
         for name in ("mean", "std"):
             values = self.file.architectures[model.arch].get(name)
             if values is not None and len(values) != channels:
@@ -444,8 +485,19 @@ class _Checker:
             allowed = [*_fields(model, outer), *(extra if not outer else [])]
             self.say(place, problem["input"], f"unknown key; {choices(last, allowed)}")
         else:
-            told = problem["msg"].replace("Input should be", "must be")
-            self.say(place, problem["input"], told[0].lower() + told[1:])
+            self.say(place, problem["input"], _plain_words(problem))
+
+
+def _plain_words(problem: Mapping[str, Any]) -> str:
+    """What pydantic says, for readers of YAML rather than of Python."""
+    if problem["type"] in ("dict_type", "model_type"):
+        return "must be a mapping of keys"
+    if problem["type"] == "list_type":
+        return "must be a list"
+    if problem["type"] == "too_short":
+        return f"needs at least {problem['ctx']['min_length']} entry"
+    told = problem["msg"].replace("Input should be", "must be")
+    return told[0].lower() + told[1:]
 
 
 def _dotted(key: tuple) -> str:

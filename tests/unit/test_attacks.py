@@ -103,7 +103,9 @@ def test_the_start_conventions():
             seen.append(images.detach().clone())
             return images.flatten(1)
 
-        ascend(model, x, lambda z: z.sum(), epsilon=0.3, steps=1, step_size=0.1, start=start, generator=generator())
+        ascend(
+            model, x, lambda z, rows: z.sum(), epsilon=0.3, steps=1, step_size=0.1, start=start, generator=generator()
+        )
         return seen[0]
 
     assert torch.equal(first("none"), x)

@@ -51,16 +51,34 @@ def test_madry_sees_the_adversarial_batch_alone():
     assert torch.equal(step.natural, model(x))
 
 
+def decided_model():
+    """A network with large logits, on which clean and adversarial outputs differ by much."""
+    model = build({"kind": "conv2", "width": 8}, (1, 8, 8), range(10), 0).eval().requires_grad_(False)
+    model.head.weight *= 100
+    return model
+
+
 def test_trades_is_natural_cross_entropy_plus_beta_times_the_divergence():
     x, y = batch()
-    model = small_model()
+    model = decided_model()
     step = Trades(run(), beta=6.0, attack=INNER).loss(model, x, y)
-    without = Trades(run(), beta=0.0, attack=INNER).loss(model, x, y)
-    assert without.loss.item() == pytest.approx(torch.nn.functional.cross_entropy(model(x), y).item())
-    # the reference form: a summed KLDivLoss divided by the batch
+    # the reference form: a summed KLDivLoss divided by the batch, the clean output as its target
     p, q = model(x).softmax(1), step.adversarial.softmax(1)
     divergence = torch.nn.functional.kl_div(q.log(), p, reduction="sum") / len(x)
-    assert step.loss.item() == pytest.approx((without.loss + 6 * divergence).item(), rel=1e-5)
+    backwards = torch.nn.functional.kl_div(p.log(), q, reduction="sum") / len(x)
+    assert divergence > 0.01
+    assert abs(divergence - backwards) > 1e-3
+    natural = torch.nn.functional.cross_entropy(model(x), y)
+    assert (step.loss - natural).item() == pytest.approx(6 * divergence.item(), rel=1e-3)
+
+
+def test_the_trades_attack_raises_the_divergence():
+    x, y = batch()
+    model = decided_model()
+    step = Trades(run(), beta=1.0, attack=INNER).loss(model, x, y)
+    noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(9)) * 0.4 - 0.2
+    clean, random = model(x).log_softmax(1), model((x + noise).clamp(0, 1)).log_softmax(1)
+    assert kl(clean, step.adversarial.log_softmax(1)).mean() > 2 * kl(clean, random).mean()
 
 
 def test_the_gradient_of_trades_flows_through_both_arguments_of_the_divergence():

@@ -70,9 +70,10 @@ def test_probabilities_are_those_of_the_attacked_image(digits):
 
 @pytest.mark.parametrize("offence", [lambda x: x + 0.3, lambda x: x - 0.15, lambda x: x * float("nan")])
 def test_an_attack_that_cheats_is_caught(digits, monkeypatch, offence):
-    monkeypatch.setattr(evaluation, "bind", lambda attack: lambda model, x, y, generator: offence(x))
+    cheat = {"cheat": lambda model, x, y, epsilon, generator: offence(x)}
+    monkeypatch.setattr(evaluation, "ATTACKS", cheat)
     with pytest.raises(ValueError, match="left"):
-        evaluate(small_model(), split(digits), PGD, seed=0, batch_size=100)
+        evaluate(small_model(), split(digits), {"kind": "cheat", "epsilon": 0.1}, seed=0, batch_size=100)
 
 
 def test_a_model_in_training_mode_is_refused(digits):

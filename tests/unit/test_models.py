@@ -5,7 +5,7 @@ import torch
 
 from classwise.errors import UserError
 from classwise.models import ARCHITECTURES
-from classwise.models.classifier import build, load_model, save_weights
+from classwise.models.classifier import build, load_model, save_weights, weights_fingerprint
 from classwise.store import write_json
 from conftest import small_model
 
@@ -53,7 +53,12 @@ def test_the_seed_decides_the_weights_and_global_randomness_is_left_alone():
 
 
 def card(model) -> dict:
-    return {"architecture": {"kind": "conv2", "width": 2}, "shape": [1, 8, 8], "classes": list(model.classes)}
+    return {
+        "architecture": {"kind": "conv2", "width": 2},
+        "shape": [1, 8, 8],
+        "classes": list(model.classes),
+        "fingerprint": weights_fingerprint(model.state_dict()),
+    }
 
 
 def test_a_stored_model_comes_back_the_same(tmp_path):
@@ -72,7 +77,7 @@ def test_equal_weights_are_equal_bytes(tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-@pytest.mark.parametrize("damage", ["truncated", "other network"])
+@pytest.mark.parametrize("damage", ["truncated", "other network", "altered"])
 def test_weights_that_do_not_fit_their_card_are_named(tmp_path, damage):
     model = small_model()
     weights = tmp_path / "model.safetensors"
@@ -80,5 +85,13 @@ def test_weights_that_do_not_fit_their_card_are_named(tmp_path, damage):
     write_json(tmp_path / "model.json", card(model) | ({"classes": [0, 1]} if damage == "other network" else {}))
     if damage == "truncated":
         weights.write_bytes(weights.read_bytes()[:-100])
+    if damage == "altered":
+        save_weights(weights, small_model(seed=1).state_dict())
     with pytest.raises(UserError, match=r"model\.safetensors: not the weights"):
         load_model(weights, tmp_path / "model.json")
+
+
+def test_a_card_that_lacks_something_is_named(tmp_path):
+    write_json(tmp_path / "model.json", {})
+    with pytest.raises(UserError, match=r"model\.json: lacks architecture"):
+        load_model(tmp_path / "model.safetensors", tmp_path / "model.json")

@@ -133,7 +133,7 @@ def test_written_files_have_the_usual_permissions(tmp_path):
 
 
 def test_unreadable_files_are_named(tmp_path):
-    for name, read in (("a.parquet", read_table), ("a.json", read_json)):
+    for name, read in (("a.parquet", read_table), ("a.parquet", read_metadata), ("a.json", read_json)):
         path = tmp_path / name
         path.write_bytes(b"PAR1 nonsense")
         with pytest.raises(UserError, match=name):

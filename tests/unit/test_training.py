@@ -146,7 +146,7 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path):
     import pickle
 
     path = tmp_path / "checkpoint.pt"
-    path.write_bytes(pickle.dumps({"key": print}))
+    path.write_bytes(pickle.dumps({"key": print}, protocol=2))
     assert load_checkpoint(path, "k")[0] is None
 
 

@@ -88,7 +88,7 @@ def test_logs_show_a_progress_bar_and_benchmarks_are_kept(built):
 
 def test_outcomes_say_where_they_come_from(built):
     facts = read_metadata(outcomes(built))
-    assert facts["attack"] == {**TINY["attacks"]["pgd"], "start": "R3"}
+    assert facts["attack"] == {**TINY["attacks"]["pgd"], "start": "R3", "restarts": 1, "protocol": "last"}
     for key in ("study", "dataset", "arch", "removed", "seed", "data", "model", "rng_seed", "precision", "device"):
         assert facts[key] not in (None, ""), key
     for key in ("versions", "source", "seconds", "peak_memory_mb", "classes"):

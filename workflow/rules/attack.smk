@@ -5,6 +5,8 @@ rule attack:
         card=f"{DATA}/data.json",
         weights=f"{RESULTS}/models/{MODEL}/model.safetensors",
         model=f"{RESULTS}/models/{MODEL}/model.json",
+        surrogate_weights=surrogate("model.safetensors"),
+        surrogate_model=surrogate("model.json"),
     output:
         outcomes=OUTCOMES,
     log:
@@ -16,6 +18,9 @@ rule attack:
     params:
         attack=lambda wildcards: STUDY.attack(wildcards.attack, wildcards.dataset, wildcards.defense),
         study=STUDY.name,
+        view=lambda wildcards: STUDY.file.views[wildcards.view].plain() if wildcards.view != "test" else None,
+        # Not an output: finished batches must survive a job that fails.
+        parts=lambda wildcards: f"{RESULTS}/checkpoints/{MODEL}/{{view}}/{{attack}}".format(**wildcards),
         source=source(
             "attack.py",
             lambda wildcards: STUDY.attack_modules(

@@ -28,6 +28,17 @@ MODEL = "{dataset}/{arch}/{defense}/{removed}/{seed}"
 OUTCOMES = f"{RESULTS}/outcomes/{MODEL}/{{view}}/{{attack}}.parquet"
 
 
+def surrogate(file):
+    """An input function: that file of the model on which a transfer attack climbs; nothing for other attacks."""
+
+    def files(wildcards):
+        defense = STUDY.surrogate(wildcards.attack, wildcards.dataset, wildcards.defense)
+        names = {**wildcards, "defense": defense}
+        return [f"{RESULTS}/models/{MODEL}/{file}".format(**names)] if defense else []
+
+    return files
+
+
 wildcard_constraints:
     dataset="|".join(map(re.escape, STUDY.file.datasets)),
     arch="|".join(map(re.escape, STUDY.file.architectures)),
@@ -35,13 +46,19 @@ wildcard_constraints:
     attack="|".join(map(re.escape, STUDY.file.attacks)),
     removed="|".join(["all", *(f"no-{j}" for j in range(max(STUDY.class_counts.values())))]),
     seed=r"0|[1-9]\d*",
-    view="test",
+    view="|".join(["test", *map(re.escape, STUDY.file.views)]),
 
 
 def source(script, modules=lambda wildcards: [], files=()):
     """A params function: the fingerprint of a script, the modules a job picks by name, and all they import."""
     path = WORKFLOW / "scripts" / script
     return lambda wildcards: source_fingerprint(path, modules(wildcards), files)
+
+
+def outcomes_file(outcome):
+    model = outcome.model
+    view = STUDY.view(outcome.attack, model.dataset, model.defense)
+    return OUTCOMES.format(**model._asdict(), view=view, attack=outcome.attack)
 
 
 def needs(name):
@@ -57,8 +74,11 @@ def needs(name):
         histories = artefact.histories(artefact.seeds)
         return {
             "cards": sorted({f"{RESULTS}/data/{dataset}/data.json" for dataset in artefact.datasets()}),
-            "outcomes": [OUTCOMES.format(**o.model._asdict(), view=o.view, attack=o.attack) for o in outcomes],
-            "histories": [f"{RESULTS}/models/{MODEL}/history.parquet".format(**m._asdict()) for m in histories],
+            # once each, also where an artefact names them twice
+            "outcomes": list(dict.fromkeys(outcomes_file(o) for o in outcomes)),
+            "histories": list(
+                dict.fromkeys(f"{RESULTS}/models/{MODEL}/history.parquet".format(**m._asdict()) for m in histories)
+            ),
         }
 
     return files

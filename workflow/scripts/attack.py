@@ -4,9 +4,10 @@ import time
 
 from tqdm import tqdm
 
+from classwise.checkpoints import key_of
 from classwise.data.dataset import read_dataset
 from classwise.devices import choose_device, peak_memory_mb, platform_facts
-from classwise.evaluation import Split, evaluate
+from classwise.evaluation import Parts, Split, evaluate
 from classwise.models.classifier import load_model
 from classwise.randomness import seed_of
 from classwise.store import OUTCOMES, write_outcomes
@@ -17,31 +18,53 @@ with job(snakemake) as log:
     dataset = read_dataset(snakemake.input.arrays, snakemake.input.card)
     device = choose_device(snakemake.config.get("device", "auto"))
     model, card = load_model(snakemake.input.weights, snakemake.input.model)
-    model = model.to(device)
+    surrogate = surrogate_card = None
+    if snakemake.input.surrogate_weights:
+        surrogate, surrogate_card = load_model(snakemake.input.surrogate_weights[0], snakemake.input.surrogate_model[0])
+        surrogate = surrogate.to(device)
     split = Split.of(dataset.test_images, dataset.test_labels, model.classes, dataset.levels, device)
+    if snakemake.params.view:
+        split = split.subset(**snakemake.params.view)
+
     names, keys = dict(snakemake.wildcards), dict(snakemake.params.attack)
-    seed = seed_of("attack", snakemake.params.study, *names.values())
-    batch_size, started = keys.pop("batch_size"), time.perf_counter()
-    with tqdm(total=len(split), unit="image", file=log, ncols=110) as bar:
-        outcomes = evaluate(
-            model, split, keys, seed=seed, batch_size=batch_size, report=lambda done: bar.update(done - bar.n)
-        )
-    metadata = {
+    how = {name: keys.pop(name) for name in ("batch_size", "precision", "compile")}
+    del keys["view"]
+    identity = {
         "study": snakemake.params.study,
         **names,
         "attack_id": names["attack"],
         "attack": keys,
-        "batch_size": batch_size,
+        **how,
+        "subset": snakemake.params.view,
         "classes": list(model.classes),
         "data": dataset.card["fingerprint"],
         "model": card["fingerprint"],
-        "rng_seed": seed,
-        "precision": "fp32",
+        "surrogate_model": surrogate_card and surrogate_card["fingerprint"],
         "source": snakemake.params.source,
+    }
+    parts = Parts(snakemake.params.parts, key_of(**identity))
+    seed, started = seed_of("attack", snakemake.params.study, *names.values()), time.perf_counter()
+    with tqdm(total=len(split), unit="image", file=log, ncols=110) as bar:
+        outcomes = evaluate(
+            model.to(device),
+            split,
+            keys,
+            seed=seed,
+            batch_size=how["batch_size"],
+            precision=how["precision"],
+            compiled=how["compile"],
+            surrogate=surrogate,
+            parts=parts,
+            report=lambda done: bar.update(done - bar.n),
+        )
+    metadata = {
+        **identity,
+        "rng_seed": seed,
         **platform_facts(device),
         "seconds": round(time.perf_counter() - started, 3),
         "peak_memory_mb": round(peak_memory_mb(device), 1),
     }
     write_outcomes(snakemake.output.outcomes, outcomes[OUTCOMES.names], metadata, expected=split.index)
+    parts.clear()
     robust = (outcomes["predicted"] == outcomes["label"]).mean()
     log.write(f"{len(outcomes)} examples, {100 * robust:.2f} % classified correctly under {names['attack']}\n")

@@ -7,10 +7,10 @@ from tqdm import tqdm
 from classwise.checkpoints import key_of
 from classwise.data.dataset import read_dataset
 from classwise.devices import choose_device, peak_memory_mb, platform_facts
-from classwise.models.classifier import save_weights
+from classwise.models.classifier import save_weights, weights_fingerprint
 from classwise.randomness import seed_of
 from classwise.specs import Training
-from classwise.store import HISTORY, fingerprint, write_json, write_table
+from classwise.store import HISTORY, write_json, write_table
 from classwise.training import Listener, train
 from job import job, use_threads
 
@@ -72,7 +72,7 @@ with job(snakemake) as log:
             "classes": trained.model.classes,
             "shape": dataset.shape,
             "epoch": trained.epoch,
-            "fingerprint": fingerprint({name: tensor.cpu().numpy() for name, tensor in state.items()}),
+            "fingerprint": weights_fingerprint(state),
             **facts,
         },
     )

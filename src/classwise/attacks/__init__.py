@@ -10,5 +10,10 @@ ATTACKS = Registry(
         "fgsm": "pgd:fgsm",
         "pgd": "pgd:pgd",
         "temperature-pgd": "pgd:temperature_pgd",
+        "targeted-pgd": "pgd:targeted_pgd",
+        "cw-pgd": "pgd:cw_pgd",
+        "cw-linf": "cw_linf:cw_linf",
+        "transfer": "transfer:transfer",
+        "nattack": "nattack:nattack",
     },
 )

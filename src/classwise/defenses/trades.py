@@ -28,7 +28,7 @@ class Trades(Defense):
             adversarial = ascend(
                 model,
                 x,
-                lambda z: kl(clean, z.log_softmax(dim=1)).sum(),
+                lambda z, rows: kl(clean, z.log_softmax(dim=1)).sum(),
                 **self.attack,
                 generator=self.run.generator,
             )

@@ -1,4 +1,4 @@
-"""The architectures. A line names the module and function that builds the features, and its keys with defaults.
+"""The architectures. A line: module and function that builds the features, keys with defaults, smallest image side.
 
 The defaults stand here, not in the signature, because the modules subclass `torch.nn.Module`: reading a signature
 would import torch, and planning a study must not.
@@ -10,8 +10,8 @@ ARCHITECTURES = Architectures(
     "classwise.models",
     "architecture kind",
     {
-        "conv2": ("conv2:conv2", {"width": 16}),
-        "small-cnn": ("small_cnn:small_cnn", {}),
-        "resnet18": ("resnet:resnet18", {"width": 64}),
+        "conv2": ("conv2:conv2", {"width": 16}, 2),
+        "small-cnn": ("small_cnn:small_cnn", {}, 16),
+        "resnet18": ("resnet:resnet18", {"width": 64}, 1),
     },
 )

@@ -7,11 +7,12 @@ from classwise.registry import Registry
 
 
 class Architectures(Registry):
-    """A registry whose lines also hold the keys and their defaults, all of them counts (width, depth)."""
+    """A registry whose lines also hold the keys with defaults, all of them counts, and the smallest image side."""
 
-    def __init__(self, package: str, noun: str, lines: dict[str, tuple[str, dict[str, int]]]):
-        super().__init__(package, noun, {kind: line for kind, (line, _) in lines.items()})
-        self._defaults = {kind: defaults for kind, (_, defaults) in lines.items()}
+    def __init__(self, package: str, noun: str, lines: dict[str, tuple[str, dict[str, int], int]]):
+        super().__init__(package, noun, {kind: line for kind, (line, _, _) in lines.items()})
+        self._defaults = {kind: defaults for kind, (_, defaults, _) in lines.items()}
+        self.smallest = {kind: side for kind, (_, _, side) in lines.items()}
 
     def parameters(self, kind: str) -> type[Parameters]:
         self.line(kind)

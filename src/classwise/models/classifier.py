@@ -13,7 +13,7 @@ from torch import nn
 
 from classwise.errors import UserError
 from classwise.models import ARCHITECTURES
-from classwise.store import appearing, read_json
+from classwise.store import appearing, fingerprint, read_json
 
 
 class Classifier(nn.Module):
@@ -59,12 +59,21 @@ def save_weights(path: str | Path, state: Mapping[str, torch.Tensor]) -> None:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, temporary)
 
 
+def weights_fingerprint(state: Mapping[str, torch.Tensor]) -> str:
+    return fingerprint({name: tensor.cpu().numpy() for name, tensor in state.items()})
+
+
 def load_model(weights: str | Path, card: str | Path) -> tuple[Classifier, dict[str, Any]]:
     """The model of `model.safetensors` and `model.json`, in evaluation mode, with the card."""
     facts = read_json(card)
+    missing = {"architecture", "shape", "classes", "fingerprint"} - set(facts)
+    if missing:
+        raise UserError(f"{card}: lacks {', '.join(sorted(missing))}; delete it and run again")
     model = build(facts["architecture"], facts["shape"], facts["classes"])
     try:
         model.load_state_dict(load_file(weights))
+        if weights_fingerprint(model.state_dict()) != facts["fingerprint"]:
+            raise RuntimeError("they were changed after training")
     except (OSError, SafetensorError, RuntimeError) as error:
         raise UserError(
             f"{weights}: not the weights that {card} describes ({error}); delete both and run again"
