@@ -98,11 +98,11 @@ ROBUST, VULNERABLE = "▲", "▼"
 def tian21_table1_markdown(table: pd.DataFrame, cards: Mapping[str, Card]) -> str:
     classes = _class_names(table, cards)
     lines = [
-        [defense, attack, *_numbers(group.set_index("quantity"), classes)]
+        [defense, attack, f"{group['images'].iloc[0]:,}", *_numbers(group.set_index("quantity"), classes)]
         for (defense, attack), group in table.groupby(["defense", "attack"], sort=False)
     ]
     return _page(
-        ["defense", "attack", "Tot.", *classes.values(), "CV", "MCD"],
+        ["defense", "attack", "images", "Tot.", *classes.values(), "CV", "MCD"],
         lines,
         f"Accuracy in %; CV in %², MCD in points. {_note(table)} "
         f"{ROBUST} most robust class, {VULNERABLE} most vulnerable class of the row.",
@@ -167,9 +167,10 @@ def _cell(found: Estimate, signed: bool = False) -> str:
 
 
 def _note(table: pd.DataFrame) -> str:
-    seeds, images = table["seeds"].max(), table["images"].max()
+    seeds, images = table["seeds"].max(), sorted(table["images"].unique())
+    counts = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,} to {images[-1]:,}"
     interval = "mean ± half of Student's 95 % interval over seeds" if seeds > 1 else "one seed, so no interval"
-    return f"n = {seeds} seed{'s' if seeds > 1 else ''}, {images:,} test images each; {interval}."
+    return f"n = {seeds} seed{'s' if seeds > 1 else ''}, {counts} test images each; {interval}."
 
 
 def _page(header: Iterable[str], lines: Iterable[Iterable[str]], note: str) -> str:

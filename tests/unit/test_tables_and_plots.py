@@ -79,10 +79,11 @@ def test_one_seed_has_no_interval_and_says_so():
 def test_table1_marks_the_most_robust_and_the_most_vulnerable_class_and_states_n():
     _, text = table1()
     rows = text.splitlines()
-    assert rows[0].startswith("| defense | attack | Tot. | 0 cat | 1 dog | 2 car | CV | MCD |")
+    assert rows[0].startswith("| defense | attack | images | Tot. | 0 cat | 1 dog | 2 car | CV | MCD |")
     attacked = [cell.strip() for cell in rows[3].split("|")]
-    assert attacked[4].startswith("▼ 25.0")
-    assert attacked[6].startswith("▲ 100.0")
+    assert attacked[3] == "12"
+    assert attacked[5].startswith("▼ 25.0")
+    assert attacked[7].startswith("▲ 100.0")
     assert "▲" not in rows[2]  # all classes equal: nothing to mark
     assert "n = 2 seeds, 12 test images" in text
 

@@ -27,8 +27,11 @@ TINY = {
         "natural": {"kind": "none"},
         "pgd2": {"kind": "pgd", "epsilon": 0.2, "steps": 2, "step_size": 0.1},
         "pgd": {"kind": "pgd", "epsilon": 0.2, "steps": 5, "step_size": 0.1},
+        "transfer": {"kind": "transfer", "surrogate": "standard", "epsilon": 0.2, "steps": 2, "step_size": 0.1},
+        "few": {"kind": "pgd", "epsilon": 0.2, "steps": 2, "step_size": 0.1, "protocol": "any", "view": "n5"},
         "tpgd-5": {"kind": "temperature-pgd", "inverse_temperature": 5, "epsilon": 0.2, "steps": 5, "step_size": 0.1},
     },
+    "views": {"n5": {"per_class": 5}},
     "artefacts": {
         "tian21_table1": {
             "dataset": "digits",

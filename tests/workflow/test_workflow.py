@@ -128,6 +128,22 @@ def test_tables_are_what_the_outcomes_say(built):
     assert cell["cv"] == pytest.approx(accuracy.groupby(level=0).var(ddof=0).mean())
 
 
+def test_a_transfer_attack_waits_for_its_surrogate(tmp_path):
+    fresh = Checkout.at(tmp_path / "fresh")
+    path = "results/tiny/outcomes/digits/conv2/madry/no-3/1/test/transfer.parquet"
+    text = fresh.snakemake("-n", path)
+    assert "models/digits/conv2/standard/no-3/1/model.safetensors" in text
+    assert fresh.planned(path) == {"prepare": 1, "train": 2, "attack": 1}
+
+
+def test_a_view_shows_some_images_of_each_class(built):
+    built.snakemake("results/tiny/outcomes/digits/conv2/madry/all/0/n5/few.parquet")
+    path = built.result("outcomes/digits/conv2/madry/all/0/n5/few.parquet")
+    assert read_outcomes(path).groupby("label").size().tolist() == [5] * 10
+    assert read_metadata(path)["subset"] == {"per_class": 5, "seed": 0}
+    assert not built.result("checkpoints/digits/conv2/madry/all/0/n5/few").exists()
+
+
 def test_editing_one_attack_reruns_that_attack_and_what_depends_on_it(editable):
     editable.study(lambda s: s["attacks"]["tpgd-5"].update(epsilon=0.1))
     assert editable.planned() == {"attack": 2, "tian21_table3": 1, "page": 1}

@@ -15,5 +15,6 @@ ATTACKS = Registry(
         "cw-linf": "cw_linf:cw_linf",
         "transfer": "transfer:transfer",
         "nattack": "nattack:nattack",
+        "autoattack": "autoattack:autoattack",
     },
 )

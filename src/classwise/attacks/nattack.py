@@ -76,10 +76,11 @@ def rewards(logits: torch.Tensor, y: torch.Tensor, runner_up: str) -> torch.Tens
 
 
 def gain(reward: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """The sum over members of standardised reward times noise; zero where all rewards are equal."""
+    """The sum over members of standardised reward times noise; nothing where all rewards are equal."""
+    reward = reward.double()  # in float32 the mean of equal rewards is off by more than the 1e-7 below forgives
     spread = reward.std(dim=1, correction=0, keepdim=True)
     advantage = (reward - reward.mean(dim=1, keepdim=True)) / (spread + 1e-7)
-    return torch.einsum("bp,bp...->b...", advantage, noise)
+    return torch.einsum("bp,bp...->b...", advantage.to(noise), noise)
 
 
 def _normal(shape, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
