@@ -197,6 +197,15 @@ def test_every_figure_draws_and_is_the_same_twice(tmp_path, name):
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
 
 
+def test_saved_figures_have_the_theme_for_print(tmp_path):
+    figure = FIGURES["tian21_figure1"](history(), CARDS, DRAWINGS["tian21_figure1"][1]).figures["tian21_figure1"]
+    for ending in ("png", "pdf"):
+        save(figure, tmp_path / f"a.{ending}")
+    width = int.from_bytes((tmp_path / "a.png").read_bytes()[16:20], "big")
+    assert width > 150 * figure.get_figwidth() * 0.9  # 200 dots an inch, cropped; not matplotlib's 100
+    assert b"/Type3" not in (tmp_path / "a.pdf").read_bytes()
+
+
 def test_labels_at_line_ends_do_not_overlap_and_keep_their_order():
     places = _spread([50.0, 50.0, 51.0, 90.0, 49.9], gap=4)
     assert np.diff(np.sort(places)).min() >= 4 - 1e-6
