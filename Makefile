@@ -2,6 +2,7 @@
 # make report     Snakemake's own report of a finished study, results/digits/report.html
 # make publish    its tables and figures to results/published/, for git
 # make test       the test suite           make lint       style of code and workflow
+# make bench      time of our attacks beside other libraries', results/bench/attacks.md
 # make format     mend the style           make schemas    schemas of the study files from the code
 STUDY ?= digits
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 # Snakemake starts job scripts with the python it finds first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: study report publish test lint format schemas clean-venv
+.PHONY: study report publish test bench lint format schemas clean-venv
 
 study: $(VENV)/study.stamp
 	snakemake --cores $(CORES) --quiet host reason --config study=$(STUDY)
@@ -31,6 +32,12 @@ publish: $(VENV)/study.stamp
 
 test: $(VENV)/test.stamp
 	pytest -n 2 --dist loadfile tests
+
+# Times depend on what else runs, so the race is run again each time; its models are trained once, with all cores.
+bench: $(VENV)/test.stamp
+	snakemake --cores $(CORES) --quiet host reason --config study=bench --set-threads train=$(shell nproc) \
+	  --forcerun bench_attacks
+	@cat results/bench/attacks.md
 
 lint: $(VENV)/test.stamp
 	ruff check .

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from classwise.errors import choices
-from classwise.parameters import Natural, Parameters
+from classwise.parameters import Count, Natural, Parameters
 
 
 class Model(NamedTuple):
@@ -70,6 +70,10 @@ class Artefact(Parameters):
 
     def histories(self, seeds: list[int]) -> Iterator[Model]:
         """The models whose training history it reads."""
+        yield from ()
+
+    def models(self, seeds: list[int]) -> Iterator[Model]:
+        """The models that it reads themselves, not their outcomes."""
         yield from ()
 
     def datasets(self) -> list[str]:
@@ -187,6 +191,28 @@ class Figure4(Artefact):
                 yield Outcomes(Model(self.dataset, self.arch, self.defense, removed, seed), self.attack)
 
 
+BENCHED = ("pgd", "cw-linf", "nattack")  # the kinds that `bench.py` can race
+
+
+class Timed(AttackedSetting):
+    """One attack on one model, by us and by others."""
+
+    images: Annotated[Count, Field(description="test images attacked in each run; times are scaled to 1,000")]
+
+
+class BenchAttacks(Artefact):
+    rows: Annotated[list[Timed], Some]
+    batch_size: Count = 128
+    repeats: Annotated[Count, Field(description="of every contender, in turn; medians are told")] = 3
+
+    def models(self, seeds):
+        for row in self.rows:
+            yield Model(row.dataset, row.arch, row.defense, "all", seeds[0])
+
+    def datasets(self):
+        return [row.dataset for row in self.rows]
+
+
 # In the order of the page. The name is the Snakemake target, the function in `tables.py` or `plots.py`, and the
 # caption in workflow/report/.
 ARTEFACTS: dict[str, type[Artefact]] = {
@@ -196,4 +222,5 @@ ARTEFACTS: dict[str, type[Artefact]] = {
     "tian21_figure1": Figure1,
     "tian21_figure2": Figure2,
     "tian21_figure4": Figure4,
+    "bench_attacks": BenchAttacks,
 }

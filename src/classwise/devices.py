@@ -5,7 +5,9 @@ from __future__ import annotations
 import platform
 import resource
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +29,34 @@ def peak_memory_mb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**10 if sys.platform == "linux" else 2**20)
+
+
+def memory_mb(device: torch.device) -> float:
+    """What this process holds now, on the GPU if it computes there, else resident."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device) / 2**20
+    return _status("VmRSS")
+
+
+def most_memory_mb(device: torch.device) -> Callable[[], float]:
+    """Begin to watch; what is returned tells the most memory held since. Not a number where the system cannot tell."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return lambda: torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the process's highest resident size
+    except OSError:
+        return lambda: float("nan")
+    return lambda: _status("VmHWM")
+
+
+def _status(key: str) -> float:
+    """A line of Linux's account of this process, in MB; not a number elsewhere."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    except OSError:
+        return float("nan")
+    return int(lines[key].split()[0]) / 2**10
 
 
 def platform_facts(device: torch.device) -> dict[str, Any]:

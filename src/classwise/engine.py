@@ -36,6 +36,45 @@ def prepared(
     return logits
 
 
+def fitting_batch(model: Classifier, image: torch.Tensor, precision: str = "fp32", queries: int = 0) -> int:
+    """The largest batch, a power of two, whose gradients fit: into half of a GPU's free memory, into 1 GiB on a CPU.
+
+    `image` is a batch of one. Counted is what a backward pass of it keeps. An attack that takes no gradients but asks
+    `queries` questions of each example at once keeps a few layers of each at a time.
+    """
+    fast = prepared(model, precision)
+    each = (_kept_bytes(fast, image, 4) - _kept_bytes(fast, image, 2)) // 2  # the difference does not count weights
+    each = each * queries // QUERY_SAVING if queries else each
+    fits = _budget(image.device) // max(each, 1)
+    return 2 ** (max(1, min(fits, LARGEST[image.device.type])).bit_length() - 1)
+
+
+# Small networks gain nothing from more; beyond this a killed attack would lose too much.
+LARGEST = {"cpu": 512, "cuda": 4096}
+QUERY_SAVING = 8
+CPU_BUDGET = 2**30
+GPU_SHARE = 0.5  # of what is free: kernels need room of their own
+
+
+def _budget(device: torch.device) -> int:
+    return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else CPU_BUDGET
+
+
+def _kept_bytes(run: Callable[[torch.Tensor], torch.Tensor], image: torch.Tensor, count: int) -> int:
+    """The size of all that autograd keeps for the backward pass of `count` images."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = run(image.expand(count, *image.shape[1:]).clone().requires_grad_())
+    del logits
+    return sum(kept.values())
+
+
 def folded(model: nn.Module) -> nn.Module:
     """The model with every batch norm that follows a convolution, and nothing else does, folded into it."""
     if not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):

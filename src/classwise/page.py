@@ -14,7 +14,10 @@ from markupsafe import Markup
 
 from classwise.store import read_metadata
 
-PAPERS = {"tian21": "Tian et al., Analysis and Applications of Class-wise Robustness in Adversarial Training, KDD 2021"}
+PAPERS = {
+    "tian21": "Tian et al., Analysis and Applications of Class-wise Robustness in Adversarial Training, KDD 2021",
+    "bench": "What the attacks cost, beside other libraries on the same model, images and machine",
+}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """How one model is trained, as a study file says it."""
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+import numpy as np
+from pydantic import BeforeValidator, Field, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
 from classwise.parameters import Count, Flag, Fraction01, Id, NonNegative, Parameters, Positive
@@ -24,16 +26,47 @@ class Optimizer(Parameters):
         return self
 
 
-class Schedule(Parameters):
-    """`step`: the rate is multiplied by `factor` from each 1-based epoch in `milestones` on."""
+SCHEDULE_KEYS = {"step": ("milestones", "factor"), "cosine": (), "triangular": ("peak",), "piecewise": ("points",)}
 
-    kind: Literal["step"] = "step"
+
+class Schedule(Parameters):
+    """What the learning rate is multiplied by, update after update.
+
+    `step`: by `factor` from each 1-based epoch in `milestones` on. `cosine`: half a wave from 1 to 0. `triangular`: up
+    from 0 to 1 at the share `peak` of the run, then down to 0 (Wong et al. call it cyclic). `piecewise`: straight lines
+    through `points`, each [epochs done, multiplier].
+    """
+
+    kind: Literal["step", "cosine", "triangular", "piecewise"] = "step"
     milestones: Annotated[list[Count], Field(default_factory=list)]
     factor: Positive = 0.1
+    peak: Annotated[Fraction01, Field(gt=0, lt=1)] = 0.4
+    points: Annotated[list[tuple[NonNegative, NonNegative]], Field(default_factory=list)]
 
-    def scale(self, epoch: int) -> float:
-        """What the learning rate is multiplied by in the 1-based `epoch`."""
-        return self.factor ** sum(epoch >= milestone for milestone in self.milestones)
+    @model_validator(mode="after")
+    def _keys_of_the_kind(self):
+        foreign = sorted(self.model_fields_set - {"kind", *SCHEDULE_KEYS[self.kind]})
+        if foreign:
+            own = ", ".join(SCHEDULE_KEYS[self.kind]) or "nothing"
+            text = f"{foreign[0]} is no key of kind {self.kind}; allowed beside the kind: {own}"
+            raise PydanticCustomError("schedule", "{text}", {"text": text})
+        epochs = [epoch for epoch, _ in self.points]
+        if self.kind == "piecewise" and (not epochs or epochs != sorted(set(epochs))):
+            raise PydanticCustomError("points", "kind piecewise needs points with rising epochs: [[0, 0], [5, 1], ...]")
+        return self
+
+    @model_serializer
+    def _own_keys(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("kind", *SCHEDULE_KEYS[self.kind])}
+
+    def scale(self, done: float, epochs: int) -> float:
+        """The multiplier after `done` of all `epochs` (2.5: in the middle of the third)."""
+        if self.kind == "step":
+            return self.factor ** sum(done + 1 >= milestone for milestone in self.milestones)
+        if self.kind == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * done / epochs))
+        points = self.points if self.kind == "piecewise" else [(0, 0), (self.peak * epochs, 1), (epochs, 0)]
+        return float(np.interp(done, *zip(*points, strict=True)))
 
 
 class Validation(Parameters):
@@ -63,6 +96,9 @@ class Training(Parameters):
     optimizer: Optimizer
     schedule: Schedule = Schedule()
     augment: Literal["none", "crop-flip"] = "none"
+    precision: Annotated[
+        Literal["fp32", "bf16"], Field(description="bf16: convolutions and matrices in bfloat16, weights in float32")
+    ] = "fp32"
     validation: Validation | None = None
     select: Annotated[
         Literal["last"] | AtEpoch,

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, create_model
+from pydantic import BeforeValidator, Field, ValidationError, create_model
+from pydantic_core import PydanticCustomError
 
-from classwise.artefacts import ARTEFACTS, Artefact, Model
-from classwise.attacks import ATTACKS
+from classwise.artefacts import ARTEFACTS, BENCHED, Artefact, Model, Table5
+from classwise.attacks import ATTACKS, DEAR
 from classwise.data import DATASETS
 from classwise.data.dataset import Source
 from classwise.defenses import DEFENSES
@@ -72,10 +73,21 @@ class ArchitectureKeys(Parameters):
     std: list[Positive] | None = None
 
 
+def _batch_size(value: object) -> object:
+    # Said here in one sentence; the union would report each of its branches.
+    if value != "auto" and not (type(value) is int and 1 <= value <= 10**9):
+        raise PydanticCustomError("batch_size", "must be a count such as 256, or `auto`")
+    return value
+
+
 class AttackKeys(Parameters):
     """The keys that every attack has beside its own."""
 
-    batch_size: Count = 500
+    batch_size: Annotated[
+        Count | Literal["auto"],
+        BeforeValidator(_batch_size),
+        Field(description="images attacked at once; auto: the most that fit into memory"),
+    ] = "auto"
     precision: Annotated[
         Literal["fp32", "bf16"], Field(description="of the climb; who is fooled is always decided in fp32")
     ] = "fp32"
@@ -150,6 +162,11 @@ class Study:
         block = _overridden(self.file.attacks[attack], dataset, defense)
         return _resolved(block, attack_parameters)
 
+    def method(self, attack: str, dataset: str, defense: str) -> dict[str, Any]:
+        """The attack without the keys that every attack has: what decides who is fooled, not how it is computed."""
+        block = self.attack(attack, dataset, defense)
+        return {name: value for name, value in block.items() if name not in AttackKeys.model_fields}
+
     def defense(self, defense: str, dataset: str) -> dict[str, Any]:
         block = _overridden(self.file.defenses[defense], dataset, defense)
         block.pop("training", None)
@@ -163,9 +180,7 @@ class Study:
     def train_job(self, dataset: str, arch: str, defense: str) -> dict[str, Any]:
         """All that decides a training apart from data, seed and removed class."""
         training = self.training(defense, dataset)
-        evaluation = self.attack(training.evaluate, dataset, defense) if training.evaluate else None
-        for name in AttackKeys.model_fields if evaluation else ():
-            del evaluation[name]
+        evaluation = self.method(training.evaluate, dataset, defense) if training.evaluate else None
         return {
             "architecture": self.architecture(arch),
             "defense": self.defense(defense, dataset),
@@ -180,6 +195,14 @@ class Study:
     def surrogate(self, attack: str, dataset: str, defense: str) -> str | None:
         """The defense whose model a transfer attack climbs on."""
         return self.attack(attack, dataset, defense).get("surrogate")
+
+    @property
+    def dear_attacks(self) -> list[str]:
+        return [name for name, block in self.file.attacks.items() if block["kind"] in DEAR]
+
+    @property
+    def cheap_attacks(self) -> list[str]:
+        return [name for name in self.file.attacks if name not in self.dear_attacks]
 
     def train_modules(self, dataset: str, arch: str, defense: str) -> list[str]:
         """The modules that hold the methods of a training, for its source fingerprint."""
@@ -323,8 +346,11 @@ class Study:
                 continue
             checker.unique(artefact.seeds or [], (*key, "seeds"))
             for number, row in enumerate(getattr(artefact, "rows", [])):
-                if self.file.attacks[row.natural]["kind"] != "none":
-                    checker.say((*key, "rows", number, "natural"), row.natural, "must be an attack of kind none")
+                column, kinds = ("natural", ("none",)) if isinstance(artefact, Table5) else ("attack", BENCHED)
+                attack = getattr(row, column)
+                if self.file.attacks[attack]["kind"] not in kinds:
+                    fix = f"must be an attack of kind {' or '.join(kinds)}"
+                    checker.say((*key, "rows", number, column), attack, fix)
             removed = getattr(artefact, "removed", "each")
             if removed != "each":
                 checker.unique(removed, (*key, "removed"))
@@ -361,7 +387,7 @@ class Study:
 
 def _models(artefact: Artefact, seeds: list[int], class_counts: dict[str, int]) -> set[Model]:
     outcomes = artefact.outcomes(seeds, class_counts)
-    return {outcome.model for outcome in outcomes} | set(artefact.histories(seeds))
+    return {outcome.model for outcome in outcomes} | set(artefact.histories(seeds)) | set(artefact.models(seeds))
 
 
 def load_config(values: Mapping[str, Any], path: str = "config/config.yaml") -> Config:
@@ -407,11 +433,12 @@ def _overridden(block: Mapping[str, Any], dataset: str, defense: str) -> dict[st
 
 
 def _merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """`patch` over `base`; mappings inside are merged key by key, everything else is replaced."""
+    """`patch` over `base`; mappings inside are merged key by key unless the kind changes, all else is replaced."""
     result = dict(base)
     for name, value in patch.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
-        result[name] = _merged(result[name], value) if both else value
+        old = result.get(name)
+        merge = isinstance(value, Mapping) and isinstance(old, Mapping) and value.get("kind") in (None, old.get("kind"))
+        result[name] = _merged(old, value) if merge else value
     return result
 
 

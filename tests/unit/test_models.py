@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from classwise import engine
 from classwise.errors import UserError
 from classwise.models import ARCHITECTURES
 from classwise.models.classifier import build, load_model, save_weights, weights_fingerprint
@@ -95,3 +96,24 @@ def test_a_card_that_lacks_something_is_named(tmp_path):
     write_json(tmp_path / "model.json", {})
     with pytest.raises(UserError, match=r"model\.json: lacks architecture"):
         load_model(tmp_path / "model.safetensors", tmp_path / "model.json")
+
+
+def test_the_fitting_batch_grows_with_the_budget_and_shrinks_with_the_image(monkeypatch):
+    model = build({"kind": "resnet18", "width": 8}, (3, 32, 32), range(10)).eval().requires_grad_(False)
+
+    def size(side=32, precision="fp32", queries=0):
+        return engine.fitting_batch(model, torch.zeros(1, 3, side, side), precision, queries)
+
+    monkeypatch.setattr(engine, "CPU_BUDGET", 2**26)
+    assert size() & (size() - 1) == 0, "a power of two"
+    assert size() in (2 * size(side=48), 4 * size(side=48))
+    assert size(precision="bf16") == 2 * size(), "bfloat16 is half as large"
+    assert 1 <= size(queries=300) < size()
+    monkeypatch.setattr(engine, "CPU_BUDGET", 2**27)
+    doubled = size()
+    monkeypatch.setattr(engine, "CPU_BUDGET", 2**26)
+    assert doubled == 2 * size()
+    monkeypatch.setattr(engine, "CPU_BUDGET", 1)
+    assert size() == 1, "one image is always tried"
+    monkeypatch.setattr(engine, "CPU_BUDGET", 2**60)
+    assert size() == engine.LARGEST["cpu"]

@@ -16,6 +16,8 @@ from conftest import ROOT
 FOLDER = ROOT / "config" / "studies"
 DIGITS = yaml.safe_load((FOLDER / "digits.yaml").read_text())
 
+BENCH = {"rows": [{"dataset": "digits", "arch": "conv2", "defense": "madry", "attack": "fgsm", "images": 8}]}
+
 
 def study(content) -> Study:
     text = content if isinstance(content, str) else yaml.safe_dump(content)
@@ -109,6 +111,18 @@ def changed(path: str, value) -> dict:
         ("seeds", [10**25], "must be less than or equal to"),
         ("architectures.conv2", {"kind": "small-cnn"}, "needs images of at least 16 x 16 pixels"),
         ("artefacts.tian21_table5.rows.0.natural", "pgd20", "must be an attack of kind none"),
+        (
+            "artefacts.bench_attacks",
+            BENCH,
+            "rows.0.attack = 'fgsm': must be an attack of kind pgd or cw-linf or nattack",
+        ),
+        ("attacks.pgd20.batch_size", "automatic", "must be a count such as 256, or `auto`"),
+        ("attacks.pgd20.batch_size", 0, "must be a count such as 256, or `auto`"),
+        ("training.schedule", {"kind": "cosine", "peak": 0.2}, "peak is no key of kind cosine"),
+        ("training.schedule", {"kind": "triangular", "peak": 1}, "must be less than 1"),
+        ("training.schedule", {"kind": "piecewise"}, "needs points with rising epochs"),
+        ("training.schedule", {"kind": "piecewise", "points": [[2, 1], [1, 0]]}, "needs points with rising epochs"),
+        ("training.precision", "fp16", "must be 'fp32' or 'bf16'"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_file_key_and_what_is_allowed(path, value, told):
@@ -233,6 +247,18 @@ def test_mistakes_in_the_configuration_are_told(values, told):
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_study_is_right(file):
     assert Study(file).artefacts
+
+
+def test_an_override_of_another_kind_replaces_the_whole_block():
+    content = changed("training.overrides", [{"when": {"defense": "madry"}, "schedule": {"kind": "cosine"}}])
+    assert study(content).training("madry", "digits").schedule.kind == "cosine"
+    assert study(content).training("trades", "digits").schedule.milestones == [21, 27]
+
+
+def test_dear_attacks_are_those_that_take_minutes():
+    digits = Study(FOLDER / "digits.yaml")
+    assert digits.dear_attacks == ["cw-linf", "nattack", "autoattack"]
+    assert set(digits.cheap_attacks) == set(digits.file.attacks) - set(digits.dear_attacks)
 
 
 def test_overrides_apply_where_they_fit_and_merge_key_by_key():

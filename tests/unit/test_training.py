@@ -8,10 +8,10 @@ from classwise.checkpoints import load_checkpoint, save_checkpoint
 from classwise.defenses.standard import Standard
 from classwise.errors import UserError
 from classwise.evaluation import Split, evaluate
-from classwise.models.classifier import save_weights
+from classwise.models.classifier import build, save_weights
 from classwise.specs import Training
 from classwise.store import HISTORY, write_table
-from classwise.training import Listener, _held_out, crop_flip, train
+from classwise.training import Listener, Mixed, _held_out, crop_flip, train
 
 ATTACK = {"epsilon": 0.2, "steps": 2, "step_size": 0.1}
 DEFENSES = {
@@ -89,6 +89,48 @@ def test_a_resumed_run_is_the_uninterrupted_run_bit_for_bit(few, tmp_path, defen
     # the kill came before the checkpoint of that epoch was written
     assert "epoch 1 found" in notes[0] if killed_after == 2 else "no checkpoint" in notes[0]
     assert_same(whole, resumed)
+
+
+def test_a_run_in_bf16_resumes_bit_for_bit_and_keeps_float32_weights(few, tmp_path):
+    keys = {"network": "batch norm", "precision": "bf16", "schedule": {"kind": "triangular"}}
+    whole, _ = run(few, tmp_path / "whole", **keys)
+    with pytest.raises(Killed):
+        run(few, tmp_path / "killed", killed_after=1, **keys)
+    resumed, _ = run(few, tmp_path / "killed", **keys)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name])
+        assert weight.dtype in (torch.float32, torch.int64)  # the latter counts batches
+
+
+def test_bf16_changes_logits_by_rounding_only():
+    model = build(NETWORKS["batch norm"], (1, 16, 16), range(10)).eval()
+    x = torch.rand(8, 1, 16, 16)
+    exact, rounded = Mixed(model, "fp32")(x), Mixed(model, "bf16")(x)
+    assert exact.dtype == rounded.dtype == torch.float32
+    assert not torch.equal(exact, rounded)
+    assert torch.allclose(exact, rounded, atol=0.02 * float(exact.abs().max()))
+
+
+def test_schedules_pass_through_their_corners():
+    def scales(*done, **schedule):
+        return [
+            Training.model_validate({"epochs": 10, "optimizer": {"lr": 1}, "schedule": schedule}).schedule.scale(d, 10)
+            for d in done
+        ]
+
+    assert scales(0, 3.99, 4, 7.5, 9, milestones=[5, 9], factor=0.5) == [1, 1, 0.5, 0.5, 0.25]
+    assert scales(0, 5, 10, kind="cosine") == pytest.approx([1, 0.5, 0])
+    assert scales(0, 1, 2, 6, 10, kind="triangular", peak=0.2) == pytest.approx([0, 0.5, 1, 0.5, 0])
+    assert scales(0, 5, 7.5, 20, kind="piecewise", points=[[0, 0], [5, 1], [10, 0.5]]) == pytest.approx(
+        [0, 1, 0.75, 0.5]
+    )
+
+
+def test_the_rate_moves_within_an_epoch(few, tmp_path):
+    trained, _ = run(few, tmp_path, epochs=2, schedule={"kind": "piecewise", "points": [[0, 1], [2, 0]]})
+    rates = trained.history.groupby("epoch")["learning_rate"].first()
+    # four updates an epoch: the last ones are at 0.75 and 1.75 epochs
+    assert list(rates) == pytest.approx([0.05 * (1 - 0.75 / 2), 0.05 * (1 - 1.75 / 2)])
 
 
 @pytest.mark.parametrize("network", ["batch norm", "dropout"])

@@ -28,6 +28,7 @@ TINY = {
         "pgd2": {"kind": "pgd", "epsilon": 0.2, "steps": 2, "step_size": 0.1},
         "pgd": {"kind": "pgd", "epsilon": 0.2, "steps": 5, "step_size": 0.1},
         "transfer": {"kind": "transfer", "surrogate": "standard", "epsilon": 0.2, "steps": 2, "step_size": 0.1},
+        "weak": {"kind": "pgd", "epsilon": 0.01, "steps": 2, "step_size": 0.01},
         "few": {"kind": "pgd", "epsilon": 0.2, "steps": 2, "step_size": 0.1, "protocol": "any", "view": "n5"},
         "tpgd-5": {"kind": "temperature-pgd", "inverse_temperature": 5, "epsilon": 0.2, "steps": 5, "step_size": 0.1},
     },
@@ -66,6 +67,10 @@ TINY = {
             "defense": "madry",
             "attack": "pgd",
             "removed": [3, 8],
+        },
+        "bench_attacks": {
+            "rows": [{"dataset": "digits", "arch": "conv2", "defense": "madry", "attack": "weak", "images": 20}],
+            "repeats": 1,
         },
     },
 }

@@ -60,7 +60,8 @@ def outcomes(checkout: Checkout, **names):
 
 def test_everything_is_there(built):
     for name in ARTEFACTS:
-        assert built.result(f"tables/{name}.parquet").stat().st_size
+        place = name.removeprefix("bench_") if name.startswith("bench_") else f"tables/{name}"
+        assert built.result(f"{place}.parquet").stat().st_size
     for stem in ("tian21_figure1", "tian21_figure2", "tian21_figure4a", "tian21_figure4b"):
         assert built.result(f"figures/{stem}.pdf").read_bytes().startswith(b"%PDF")
         assert built.result(f"figures/{stem}.png").read_bytes().startswith(b"\x89PNG")
@@ -226,6 +227,19 @@ def test_the_slurm_profile_of_this_repository_plans(built, tmp_path):
     planned = fresh.planned("--profile", "slurm")
     assert planned["train"] == 8
     assert "workflow/profiles/default" in fresh.snakemake("--profile", "slurm", "-n", "tian21_table5")
+
+
+def test_the_cheap_attacks_of_one_model_share_a_cluster_job_and_the_dear_ones_do_not(tmp_path):
+    study = copy.deepcopy(TINY)
+    study["attacks"]["dear"] = {"kind": "nattack", "epsilon": 0.2, "view": "n5"}
+    study["artefacts"]["tian21_table1"]["attacks"] = ["natural", "pgd", "transfer", "dear"]
+    plan = Checkout.at(tmp_path / "fresh", study).snakemake("--profile", "slurm", "-n", "tian21_table1")
+    groups = re.findall(r"Group job (\S+) .*\n((?:\n|    .*\n)+)", plan)
+    assert len(groups) == 4  # two defenses, two seeds
+    for name, members in groups:
+        assert name.startswith("attacks-of-digits/conv2/")
+        assert sorted(re.findall(r"with (\S+)$", members, re.M)) == ["natural", "pgd", "transfer"]
+    assert len(re.findall(r"^Job .* with dear$", plan, re.M)) == 4
 
 
 def test_the_shipped_studies_plan(built):

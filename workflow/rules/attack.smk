@@ -13,6 +13,11 @@ rule attack:
         f"{RESULTS}/logs/attack/{MODEL}/{{view}}/{{attack}}.log",
     benchmark:
         f"{RESULTS}/benchmarks/attack/{MODEL}/{{view}}/{{attack}}.jsonl"
+    wildcard_constraints:
+        attack=one_of(STUDY.cheap_attacks),
+    # On a cluster the attacks of one model share a job: see `group-components` in profiles/slurm.
+    group:
+        f"attacks-of-{MODEL}"
     conda:
         ENVIRONMENT
     params:
@@ -31,3 +36,11 @@ rule attack:
         "Attack {wildcards.defense} on {wildcards.dataset}, classes {wildcards.removed}, seed {wildcards.seed} with {wildcards.attack}"
     script:
         "../scripts/attack.py"
+
+
+# The dear attacks, each a cluster job of its own.
+use rule attack as dear_attack with:
+    wildcard_constraints:
+        attack=one_of(STUDY.dear_attacks),
+    group:
+        None

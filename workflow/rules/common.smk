@@ -39,14 +39,18 @@ def surrogate(file):
     return files
 
 
+def one_of(names):
+    """A pattern for a wildcard that is one of these names; nothing fits an empty list."""
+    return "|".join(map(re.escape, names)) or r"(?!)"
+
+
 wildcard_constraints:
-    dataset="|".join(map(re.escape, STUDY.file.datasets)),
-    arch="|".join(map(re.escape, STUDY.file.architectures)),
-    defense="|".join(map(re.escape, STUDY.file.defenses)),
-    attack="|".join(map(re.escape, STUDY.file.attacks)),
-    removed="|".join(["all", *(f"no-{j}" for j in range(max(STUDY.class_counts.values())))]),
+    dataset=one_of(STUDY.file.datasets),
+    arch=one_of(STUDY.file.architectures),
+    defense=one_of(STUDY.file.defenses),
+    removed=one_of(["all", *(f"no-{j}" for j in range(max(STUDY.class_counts.values())))]),
     seed=r"0|[1-9]\d*",
-    view="|".join(["test", *map(re.escape, STUDY.file.views)]),
+    view=one_of(["test", *STUDY.file.views]),
 
 
 def source(script, modules=lambda wildcards: [], files=()):
@@ -72,6 +76,7 @@ def needs(name):
             return {"cards": [str(error)]}
         outcomes = artefact.outcomes(artefact.seeds, STUDY.class_counts)
         histories = artefact.histories(artefact.seeds)
+        models = [model._asdict() for model in artefact.models(artefact.seeds)]
         return {
             "cards": sorted({f"{RESULTS}/data/{dataset}/data.json" for dataset in artefact.datasets()}),
             # once each, also where an artefact names them twice
@@ -79,6 +84,9 @@ def needs(name):
             "histories": list(
                 dict.fromkeys(f"{RESULTS}/models/{MODEL}/history.parquet".format(**m._asdict()) for m in histories)
             ),
+            "arrays": sorted({f"{DATA}/data.safetensors".format(**model) for model in models}),
+            "weights": sorted({f"{RESULTS}/models/{MODEL}/model.safetensors".format(**model) for model in models}),
+            "models": sorted({f"{RESULTS}/models/{MODEL}/model.json".format(**model) for model in models}),
         }
 
     return files

@@ -7,6 +7,7 @@ from tqdm import tqdm
 from classwise.checkpoints import key_of
 from classwise.data.dataset import read_dataset
 from classwise.devices import choose_device, peak_memory_mb, platform_facts
+from classwise.engine import fitting_batch
 from classwise.evaluation import Parts, Split, evaluate
 from classwise.models.classifier import load_model
 from classwise.randomness import seed_of
@@ -29,6 +30,9 @@ with job(snakemake) as log:
     names, keys = dict(snakemake.wildcards), dict(snakemake.params.attack)
     how = {name: keys.pop(name) for name in ("batch_size", "precision", "compile")}
     del keys["view"]
+    if how["batch_size"] == "auto":
+        image, _ = split.batch(slice(0, 1))
+        how["batch_size"] = fitting_batch(model.to(device), image, how["precision"], keys.get("population", 0))
     identity = {
         "study": snakemake.params.study,
         **names,

@@ -57,7 +57,7 @@ with job(snakemake) as log:
     bar.close()
     facts = {
         **platform_facts(device),
-        "precision": "fp32",
+        "precision": todo["training"]["precision"],
         "source": snakemake.params.source,
         "seconds": round(float(trained.history["seconds"].max()), 3),
         "peak_memory_mb": round(peak_memory_mb(device), 1),

@@ -18,3 +18,6 @@ ATTACKS = Registry(
         "autoattack": "autoattack:autoattack",
     },
 )
+
+# Minutes to hours each, so a cluster job of its own; the others of one model can share one.
+DEAR = frozenset({"cw-linf", "nattack", "autoattack"})
