@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from classwise.attacks import ATTACKS
-from classwise.attacks.target import Target
+from classwise.attacks.target import Target, readable
 from classwise.engine import prepared
 from classwise.errors import UserError
 from classwise.models.classifier import Classifier
@@ -104,7 +104,8 @@ def evaluate(
     parts: Parts | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> pd.DataFrame:
-    """The outcomes of every example of `split` under `attack`, plus the cross entropy as `loss`.
+    """The outcomes of every example of `split` under `attack`, plus `loss` (the cross entropy) and what `sanity_facts`
+    counts: `zero_gradient`, `finite` and `repeatable`.
 
     The model is in evaluation mode. The attack climbs on a prepared copy in `precision`; predictions are original class
     ids, from a final float32 forward pass of the model itself. Each batch has its own generator, from `seed` and its
@@ -122,7 +123,8 @@ def evaluate(
             generator = torch.Generator(x.device).manual_seed(seed_of(seed, first))
             target = Target(model, fast, len(x), x.device)
             adversarial = run(target, x, y, generator=generator).detach()
-            columns = _judge(model, x, adversarial, y, target.steps, epsilon)
+            columns = _judge(model, x, adversarial, y, epsilon, ask_twice=first == 0)
+            columns |= {"steps": target.steps, "zero_gradient": target.zero_gradient}
             table = _table(columns, split.index[first : first + batch_size], model.classes)
             if parts:
                 parts.save(first, table)
@@ -139,20 +141,52 @@ def _table(columns: Mapping[str, torch.Tensor], index: np.ndarray, classes: tupl
 
 
 @torch.no_grad()
-def _judge(model, x, adversarial, y, steps: torch.Tensor, epsilon: float) -> dict[str, torch.Tensor]:
+def _judge(model, x, adversarial, y, epsilon: float, *, ask_twice: bool) -> dict[str, torch.Tensor]:
+    """Who is what, for the model itself in float32.
+
+    An example is judged on its finite logits; where none is finite it counts as misclassified, so NaN is never robust.
+    The cross entropy stays that of the logits as they are: a history shall show that a training broke down.
+    """
     linf = (adversarial - x).abs().flatten(1).amax(dim=1)
     if not bool(((adversarial >= 0) & (adversarial <= 1)).all()) or not bool((linf <= epsilon + LINF_TOLERANCE).all()):
         raise ValueError(f"the attack left [0, 1] or the ball: largest perturbation {float(linf.max())}")
-    logits = model(adversarial).float()
-    probabilities = logits.softmax(dim=1)
+    natural, logits = model(x).float(), model(adversarial).float()
+    probabilities = readable(logits).softmax(dim=1)
     return {
         "label": y,
-        "natural": model(x).argmax(dim=1),
-        "predicted": logits.argmax(dim=1),
+        "natural": _predicted(natural, y),
+        "predicted": _predicted(logits, y),
         "p_label": probabilities.gather(1, y[:, None])[:, 0],
         "p_max": probabilities.amax(dim=1),
         "p_var": probabilities.var(dim=1, correction=0),
         "linf": linf,
-        "steps": steps,
         "loss": torch.nn.functional.cross_entropy(logits, y, reduction="none"),
+        "finite": (natural.isfinite() & logits.isfinite()).all(dim=1),
+        "repeatable": _same(model(x).float(), natural) if ask_twice else torch.ones_like(y, dtype=torch.bool),
+    }
+
+
+def _predicted(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The class of the largest finite logit; without any, the first class that is not the label."""
+    nothing = ~logits.isfinite().any(dim=1)
+    return torch.where(nothing, (y == 0).to(y), readable(logits).argmax(dim=1))
+
+
+def _same(again: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """same[example]: equal logits up to the rounding of parallel sums, with the tolerance of AutoAttack's check."""
+    return torch.isclose(again, before, rtol=1e-4, atol=1e-4, equal_nan=True).all(dim=1)
+
+
+def sanity_facts(outcomes: pd.DataFrame) -> dict[str, float | int]:
+    """What `classwise.sanity` warns of, from the columns of `evaluate`.
+
+    `zero_gradient` is the share of examples that the attack had nothing to climb for and that count as robust: who is
+    fooled already (a margin below its confidence, say) needs no gradient. It lives here and not there, so that another
+    word in a warning attacks no model again.
+    """
+    robust = outcomes["predicted"] == outcomes["label"]
+    return {
+        "zero_gradient": float((outcomes["zero_gradient"] & robust).mean()),
+        "not_finite": int((~outcomes["finite"]).sum()),
+        "not_repeatable": int((~outcomes["repeatable"]).sum()),
     }

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
+from classwise.sanity import MARK as WARNING
 from classwise.store import read_metadata
 
 PAPERS = {
@@ -30,6 +31,7 @@ class Item:
     files: list[str]  # relative to the page
     images: list[tuple[str, str]]  # data URI, description
     table: Markup | None
+    warnings: list[str]  # of the sanity report
     provenance: str
 
 
@@ -40,7 +42,7 @@ def item(name: str, caption: str, files: Sequence[Path], folder: Path) -> Item:
         by_suffix.setdefault(file.suffix, []).append(file)
     paper, _, what = name.partition("_")
     kind, number = re.fullmatch(r"([a-z]+)(\w*)", what).groups()
-    markdown = by_suffix.get(".md", [])
+    markdown, facts = by_suffix.get(".md", []), read_metadata(by_suffix[".parquet"][0])
     return Item(
         name=name,
         title=f"{paper} {kind.capitalize()} {number}",
@@ -48,7 +50,8 @@ def item(name: str, caption: str, files: Sequence[Path], folder: Path) -> Item:
         files=[str(file.relative_to(folder)) for file in files],
         images=[(_data_uri(image), f"{name}: {image.stem}") for image in by_suffix.get(".png", [])],
         table=markdown_table(markdown[0].read_text(encoding="utf-8")) if markdown else None,
-        provenance=json.dumps(read_metadata(by_suffix[".parquet"][0]).get("provenance", {}), indent=2),
+        warnings=facts.get("sanity", []),
+        provenance=json.dumps(facts.get("provenance", {}), indent=2),
     )
 
 
@@ -65,6 +68,7 @@ def render(study: Mapping[str, Any], items: Sequence[Item], cards: Mapping[str, 
     return environment.get_template("page.html").render(
         study=study,
         papers=papers,
+        warned=[one for one in items if one.warnings],
         titles=PAPERS,
         cards=cards,
         version=version,
@@ -91,7 +95,9 @@ def markdown_table(text: str) -> Markup:
         parts.append(f"<tr>{''.join(cells)}</tr>")
     parts.append("</tbody></table></div>")
     notes = [line for line in lines if line and not line.startswith("|")]
-    parts += [f'<p class="note">{html.escape(note)}</p>' for note in notes]
+    parts += [
+        f'<p class="{"warning" if note.startswith(WARNING) else "note"}">{html.escape(note)}</p>' for note in notes
+    ]
     return Markup("".join(parts))
 
 

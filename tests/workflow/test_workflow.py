@@ -10,6 +10,7 @@ from checkout import MODEL, TINY, Checkout
 
 from classwise.artefacts import ARTEFACTS
 from classwise.metrics import homing, misclassified
+from classwise.sanity import markdown, report
 from classwise.store import gather_outcomes, read_metadata, read_outcomes
 
 
@@ -129,6 +130,37 @@ def test_tables_are_what_the_outcomes_say(built):
     assert cell["cv"] == pytest.approx(accuracy.groupby(level=0).var(ddof=0).mean())
 
 
+@pytest.mark.parametrize(
+    ("table", "attacks"),
+    [
+        ("tian21_table1", [("standard", "natural"), ("standard", "pgd"), ("madry", "natural"), ("madry", "pgd")]),
+        ("tian21_table3", [("madry", "pgd"), ("madry", "tpgd-5")]),
+        ("tian21_table5", [("standard", "natural"), ("madry", "pgd")]),
+    ],
+)
+def test_every_table_carries_the_sanity_report_of_its_outcomes(built, table, attacks):
+    files = [outcomes(built, defense=defense, attack=attack, seed=s) for defense, attack in attacks for s in (0, 1)]
+    assert set(read_metadata(files[0])["sanity"]) == {"zero_gradient", "not_finite", "not_repeatable"}
+    expected = report(gather_outcomes(files), [read_metadata(file) for file in files])
+    found = read_metadata(built.result(f"tables/{table}.parquet"))["sanity"]
+    assert sorted(found) == sorted(expected)
+    assert built.result(f"tables/{table}.md").read_text().endswith(f"\n\n{markdown(found)}")
+
+
+def test_an_attack_that_stalls_is_warned_of_in_the_table_its_metadata_and_the_page(tmp_path):
+    study = copy.deepcopy(TINY)
+    study.update(seeds=[0], artefacts={"tian21_table3": study["artefacts"]["tian21_table3"]})
+    study["attacks"]["tpgd-5"]["inverse_temperature"] = 1e9
+    fresh = Checkout.at(tmp_path / "fresh", study)
+    fresh.snakemake()
+    (warning,) = read_metadata(fresh.result("tables/tian21_table3.parquet"))["sanity"]
+    assert re.match(
+        r"tpgd-5 on madry \(digits, conv2\), seed 0: [\d.]+ % of the examples count as robust though", warning
+    )
+    assert fresh.result("tables/tian21_table3.md").read_text().endswith(markdown([warning]))
+    assert f'<p class="warning">⚠ {warning}</p>' in fresh.result("index.html").read_text()
+
+
 def test_a_transfer_attack_waits_for_its_surrogate(tmp_path):
     fresh = Checkout.at(tmp_path / "fresh")
     path = "results/tiny/outcomes/digits/conv2/madry/no-3/1/test/transfer.parquet"
@@ -190,6 +222,7 @@ FIGURES = {"tian21_figure1": 1, "tian21_figure2": 1, "tian21_figure4": 1}
         ("src/classwise/attacks/none.py", {"attack": 4, "tian21_table1": 1, "tian21_table5": 1, "page": 1}),
         ("src/classwise/plots.py", {**FIGURES, "page": 1}),
         ("src/classwise/tables.py", {**TABLES, "page": 1}),
+        ("src/classwise/sanity.py", {**TABLES, "page": 1}),  # another word in a warning attacks no model again
         ("src/classwise/page.py", {"page": 1}),
         ("src/classwise/templates/page.html", {"page": 1}),
         ("workflow/scripts/figure.py", {**FIGURES, "page": 1}),

@@ -8,7 +8,7 @@ from classwise.checkpoints import key_of
 from classwise.data.dataset import read_dataset
 from classwise.devices import choose_device, peak_memory_mb, platform_facts
 from classwise.engine import fitting_batch
-from classwise.evaluation import Parts, Split, evaluate
+from classwise.evaluation import Parts, Split, evaluate, sanity_facts
 from classwise.models.classifier import load_model
 from classwise.randomness import seed_of
 from classwise.store import OUTCOMES, write_outcomes
@@ -64,6 +64,7 @@ with job(snakemake) as log:
     metadata = {
         **identity,
         "rng_seed": seed,
+        "sanity": sanity_facts(outcomes),
         **platform_facts(device),
         "seconds": round(time.perf_counter() - started, 3),
         "peak_memory_mb": round(peak_memory_mb(device), 1),

@@ -148,7 +148,8 @@ def _loss(model, origin: torch.Tensor, y: torch.Tensor, state: _State):
     beyond = ((images - _from_tanh(origin)).abs() - _wide(state.tau, images)).clamp(min=0)
     loss = beyond.flatten(1).sum(dim=1) + state.c * (own - other).clamp(min=0)
     (gradient,) = torch.autograd.grad(loss.sum(), delta)
-    return images.detach(), logits.detach(), loss.detach(), gradient
+    # An image that is once not a number stays so, and its tau would shrink for ever.
+    return images.detach(), logits.detach(), loss.detach(), gradient.nan_to_num()
 
 
 def _record(model, rows, images, logits, x, y, closest, distance, state: _State) -> None:

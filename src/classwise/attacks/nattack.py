@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from classwise.attacks.target import narrowed, predict
+from classwise.attacks.target import narrowed, predict, readable
 from classwise.parameters import Count, Epsilon, Positive
 
 
@@ -66,7 +66,7 @@ def nattack(
 
 def rewards(logits: torch.Tensor, y: torch.Tensor, runner_up: str) -> torch.Tensor:
     """reward[example, member] = - max(log p_y - log p_runner_up, 0) / 2, from logits[example, member, class]."""
-    p = logits.softmax(dim=-1)
+    p = readable(logits).softmax(dim=-1)
     index = y[:, None, None].expand(*p.shape[:2], 1)
     own = p.gather(-1, index)[..., 0]
     wrong = p.scatter(-1, index, 0.0).amax(dim=-1)

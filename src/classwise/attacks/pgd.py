@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from classwise.attacks.target import narrowed, predict
+from classwise.attacks.target import narrowed, note_gradient, predict
 from classwise.errors import UserError
 from classwise.parameters import Count, Epsilon, Flag, Natural, NonNegative, Parameters, Positive, Start
 
@@ -48,10 +48,12 @@ def ascend(
     iterate is its result, and the loop goes on with the others only. Only gradients of the images are computed.
     """
     point, rows, done = _start(x, epsilon, start, generator), EVERY, []
-    for _ in range(steps):
+    for step in range(steps):
         point.requires_grad_()
         logits = model(point)
         (gradient,) = torch.autograd.grad(objective(logits, rows), point)
+        if step == 0:
+            note_gradient(model, gradient)
         point = point.detach()
         if labels is not None:
             fooled = _fooled(model, point, logits.detach(), labels[rows])
