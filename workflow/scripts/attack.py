@@ -12,10 +12,11 @@ from classwise.evaluation import Parts, Split, evaluate, sanity_facts
 from classwise.models.classifier import load_model
 from classwise.randomness import seed_of
 from classwise.store import OUTCOMES, write_outcomes
-from job import job, use_threads
+from job import job, keep_memory, use_threads
 
 with job(snakemake) as log:
     use_threads(snakemake.threads)
+    keep_memory()
     dataset = read_dataset(snakemake.input.arrays, snakemake.input.card)
     device = choose_device(snakemake.config.get("device", "auto"))
     model, card = load_model(snakemake.input.weights, snakemake.input.model)

@@ -12,10 +12,11 @@ from classwise.randomness import seed_of
 from classwise.specs import Training
 from classwise.store import HISTORY, write_json, write_table
 from classwise.training import Listener, train
-from job import job, use_threads
+from job import job, keep_memory, use_threads
 
 with job(snakemake) as log:
     use_threads(snakemake.threads)
+    keep_memory()
     dataset = read_dataset(snakemake.input.arrays, snakemake.input.card)
     device = choose_device(snakemake.config.get("device", "auto"))
     names, todo = dict(snakemake.wildcards), snakemake.params.job
