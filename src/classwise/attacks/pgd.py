@@ -266,7 +266,8 @@ def _start(x: torch.Tensor, epsilon, start: str, generator: torch.Generator) -> 
         return x.clone()
     if start == "R1":
         noise = torch.randn(x.shape, generator=generator, device=generator.device)
-        return x + 0.001 * noise.to(x)
+        # In a ball of a few thousandths the normal's tail would be outside, and protocol `any` may keep the start.
+        return x + (0.001 * noise.to(x)).clamp(-epsilon, epsilon)
     noise = 2 * torch.rand(x.shape, generator=generator, device=generator.device) - 1
     point = x + epsilon * noise.to(x)
     return point if start == "R2" else point.clamp(0, 1)
