@@ -122,6 +122,16 @@ def test_more_steps_never_make_any_weaker(kind, epsilon, step, few, more, start,
     assert not (fooled & ~then).any()
 
 
+def test_more_steps_never_make_any_with_restarts_weaker():
+    """They did, when an image's later starts depended on which others were still standing."""
+    keys = {"epsilon": 0.1, "step_size": 0.05, "protocol": "any", "restarts": 4}
+    for seed in range(150):
+        x, y = edgy(30, seed)
+        fooled = [attacked("pgd", x, y, **keys, seed=seed, steps=steps)[1] for steps in (1, 2, 3)]
+        assert not (fooled[0] & ~fooled[1]).any()
+        assert not (fooled[1] & ~fooled[2]).any()
+
+
 @given(data=st.data(), seed=st.integers(0, 1000))
 def test_a_removed_class_is_never_targeted_and_never_the_true_one(data, seed):
     """Targets are positions in the classes that are left, so a removed class is one that no position means."""

@@ -38,16 +38,19 @@ def ascend(
     epsilon,
     steps: int,
     step_size,
-    start: str,
+    start: str | torch.Tensor,
     generator: torch.Generator,
     labels: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Maximise `objective(logits, rows)` by sign steps within `epsilon` of x and within [0, 1]; the last iterate.
 
+    `start` names a convention, or is the points themselves.
+
     With `labels`, an example is done at the first iterate, the start included, that is not predicted as its label; that
     iterate is its result, and the loop goes on with the others only. Only gradients of the images are computed.
     """
-    point, rows, done = _start(x, epsilon, start, generator), EVERY, []
+    point = _start(x, epsilon, start, generator) if isinstance(start, str) else start
+    rows, done = EVERY, []
     for _ in range(steps):
         point.requires_grad_()
         logits = model(point)
@@ -90,20 +93,27 @@ def search(
     restarts: int,
     protocol: str,
     generator: torch.Generator,
-    **ball,
+    epsilon,
+    start: str,
+    **steps,
 ) -> torch.Tensor:
     """`ascend`, again from a new start for the examples that no run has fooled yet."""
     labels = y if protocol == "any" else None
-    best = ascend(model, x, objective, **ball, generator=generator, labels=labels)
+    best = ascend(model, x, objective, epsilon=epsilon, start=start, **steps, generator=generator, labels=labels)
     for _ in range(restarts - 1):
         rows = (predict(model, best) == y).nonzero()[:, 0]
         if not len(rows):
             break
+        # Drawn for all, so that an image's starts do not depend on who else is left: else more steps, leaving fewer,
+        # could take away the start that fools it.
+        points = _start(x, epsilon, start, generator)
         again = ascend(
             narrowed(model, rows),
             x[rows],
             lambda logits, inner, rows=rows: objective(logits, rows[inner]),
-            **ball,
+            epsilon=epsilon,
+            start=points[rows],
+            **steps,
             generator=generator,
             labels=None if labels is None else labels[rows],
         )
