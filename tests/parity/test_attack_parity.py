@@ -187,7 +187,7 @@ def test_pgd_is_torchattacks_pgd_bit_for_bit_from_the_same_start(robust, images,
 
 
 def test_where_torchattacks_pgd_differs_in_bits_the_mean_over_the_batch_is_the_reason(robust, images):
-    """See EXACT: of all 3,985 images a few get other bits, and none once torchattacks climbs the sum too."""
+    """See EXACT: of all 3,985 images a few may get other bits, and none does once torchattacks climbs the sum too."""
     x, y = images
     noise, ours = noise_of(x), pgd(robust, x, y, **BALL, generator=generator())
     theirs = by_torchattacks(torchattacks_pgd(robust), x, y, noise)
