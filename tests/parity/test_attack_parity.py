@@ -1,8 +1,17 @@
 """Our attacks against other people's, on a model that is really robust.
 
-The model: conv2, trained here by Madry's method on 1,000 digits; more than half of the 797 test images survive PGD-20.
+The model: conv2, trained here by Madry's method on 1,000 digits and their shifts by one pixel in four directions. The
+images: the 797 held-out digits and their shifts, 3,985 distinct ones, so that one image is 0.025 points. Random starts
+alone move that accuracy by half a point and more; so the libraries are handed the start that our generator draws, which
+leaves no luck to allow for.
+
 Where no library has the attack, a slow implementation of one image at a time, written from the formulas, is the oracle.
 """
+
+import copy
+import dataclasses
+from functools import partial
+from unittest import mock
 
 import eagerpy
 import foolbox
@@ -10,9 +19,11 @@ import numpy as np
 import pytest
 import torch
 import torchattacks
+from art.attacks.evasion.projected_gradient_descent import projected_gradient_descent_pytorch as art_pgd
+from art.estimators.classification import PyTorchClassifier
 
 from classwise.attacks.autoattack import autoattack
-from classwise.attacks.cw_linf import cw_linf, minimal_distance
+from classwise.attacks.cw_linf import TAU_MIN, cw_linf, minimal_distance
 from classwise.attacks.nattack import gain, nattack, rewards
 from classwise.attacks.pgd import cw_pgd, fgsm, pgd, targeted_pgd, targets, temperature_pgd
 from classwise.attacks.target import Target
@@ -24,32 +35,69 @@ from classwise.models.classifier import build
 from classwise.specs import Training
 from classwise.training import train
 
-EPSILON = 0.2
-BALL = {"epsilon": EPSILON, "steps": 20, "step_size": 0.02}
+EPSILON, STEPS, STEP = 0.2, 20, 0.02
+BALL = {"epsilon": EPSILON, "steps": STEPS, "step_size": STEP}
+POINTS = 0.3  # how far robust accuracies, in percent, may be apart
+
+# torchattacks and ART climb the mean of the batch's losses; we and foolbox climb their sum. The same direction, but not
+# the same bits: dividing by a count that is no power of two rounds, and where a gradient is zero but for rounding its
+# sign may flip. By 2,048 it is exact, down to where it underflows.
+EXACT = 2048
 
 
 @pytest.fixture(scope="module")
-def robust(digits, tmp_path_factory):
+def shifted_digits(digits):
+    """The digits and their shifts by a pixel, in random order, so that the first ones are a fair sample of all."""
+    arrays = {}
+    for part, seed in (("train", 0), ("test", 1)):
+        images = getattr(digits, f"{part}_images")
+        padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
+        shifts = [padded[:, :, row : row + 8, column : column + 8] for row, column in SHIFTS]
+        order = np.random.default_rng(seed).permutation(len(SHIFTS) * len(images))
+        arrays[f"{part}_images"] = np.concatenate(shifts)[order]
+        arrays[f"{part}_labels"] = np.tile(getattr(digits, f"{part}_labels"), len(SHIFTS))[order]
+    return dataclasses.replace(digits, **arrays)
+
+
+SHIFTS = ((1, 1), (0, 1), (2, 1), (1, 0), (1, 2))
+
+
+def trained_on(data, defense, folder, epochs):
     trained = train(
-        digits,
+        data,
         architecture={"kind": "conv2", "width": 16},
-        defense={"kind": "madry", "attack": {"epsilon": EPSILON, "steps": 7, "step_size": 0.05}},
+        defense=defense,
         training=Training(
-            epochs=15, batch_size=50, optimizer={"lr": 0.05}, schedule={"milestones": [11]}, evaluate_every=15
+            epochs=epochs,
+            batch_size=50,
+            optimizer={"lr": 0.05},
+            schedule={"milestones": [epochs * 3 // 4]},
+            evaluate_every=epochs,
         ),
         evaluation=None,
         removed=None,
         seed=0,
-        checkpoint=tmp_path_factory.mktemp("robust") / "checkpoint.pt",
+        checkpoint=folder / "checkpoint.pt",
         key="k",
         device=torch.device("cpu"),
     )
-    return trained.model.requires_grad_(False)
+    return trained.model.eval().requires_grad_(False)
 
 
 @pytest.fixture(scope="module")
-def images(digits):
-    split = Split.of(digits.test_images, digits.test_labels, range(10), digits.levels, "cpu")
+def robust(shifted_digits, tmp_path_factory):
+    madry = {"kind": "madry", "attack": {"epsilon": EPSILON, "steps": 7, "step_size": 0.05}}
+    return trained_on(shifted_digits, madry, tmp_path_factory.mktemp("robust"), epochs=15)
+
+
+@pytest.fixture(scope="module")
+def split(shifted_digits):
+    data = shifted_digits
+    return Split.of(data.test_images, data.test_labels, range(10), data.levels, "cpu")
+
+
+@pytest.fixture(scope="module")
+def images(split):
     return split.batch(slice(None))
 
 
@@ -68,71 +116,196 @@ def accuracy(model, x, y) -> float:
     return 100 * (model(x).argmax(1) == y).float().mean().item()
 
 
-def test_the_model_is_really_robust(robust, images, survivors):
-    assert accuracy(robust, *images) > 90
+def test_the_model_is_really_robust_and_no_image_is_counted_twice(robust, images, survivors):
+    x, y = images
+    assert len(x.flatten(1).unique(dim=0)) == len(x) == 3985
+    assert accuracy(robust, x, y) > 90
     assert survivors > 40
 
 
-def test_pgd_is_torchattacks_pgd_bit_for_bit_from_the_same_start(robust, images):
+# The oracles, each from a start that is given: the noise that start R3 draws from `generator(seed)`
+
+
+def noise_of(x: torch.Tensor, draw: torch.Generator | None = None) -> torch.Tensor:
+    return EPSILON * (2 * torch.rand(x.shape, generator=draw or generator()) - 1)
+
+
+def by_torchattacks(attack, x, y, noise) -> torch.Tensor:
+    """Its attacks draw their start by `uniform_`, and by nothing else."""
+    with mock.patch.object(torch.Tensor, "uniform_", return_value=noise) as draw:
+        found = attack(x, y)
+    assert draw.call_count == getattr(attack, "random_start", True)
+    return found
+
+
+def torchattacks_pgd(model, random_start=True):
+    return torchattacks.PGD(model, eps=EPSILON, alpha=STEP, steps=STEPS, random_start=random_start)
+
+
+def by_foolbox(model, x, criterion, noise, loss=None) -> torch.Tensor:
+    """Its start and its loss are methods that users may override."""
+
+    class Attack(foolbox.attacks.LinfPGD):
+        def get_random_start(self, x0, epsilon):
+            return x0 + eagerpy.astensor(noise)
+
+        def get_loss_fn(self, model, labels):
+            if loss is None:
+                return super().get_loss_fn(model, labels)
+            return lambda inputs: eagerpy.astensor(loss(model(inputs).raw, labels.raw))
+
+    attack = Attack(abs_stepsize=STEP, steps=STEPS)
+    (_, clipped, _) = attack(foolbox.PyTorchModel(model, bounds=(0, 1)), x, criterion, epsilons=EPSILON)
+    return clipped
+
+
+def by_art(model, x, y, noise, loss=None) -> torch.Tensor:
+    loss = loss or torch.nn.CrossEntropyLoss()
+    classifier = PyTorchClassifier(model, loss, x.shape[1:], 10, clip_values=(0.0, 1.0), device_type="cpu")
+    attack = art_pgd.ProjectedGradientDescentPyTorch(
+        classifier, eps=EPSILON, eps_step=STEP, max_iter=STEPS, num_random_init=1, batch_size=len(x), verbose=False
+    )
+    with mock.patch.object(art_pgd, "random_sphere", return_value=noise.numpy()) as draw:
+        found = attack.generate(x.numpy(), y.numpy())
+    assert draw.call_count == 1
+    return torch.from_numpy(found)
+
+
+def assert_as_robust(model, ours, theirs, y):
+    assert abs(accuracy(model, ours, y) - accuracy(model, theirs, y)) <= POINTS
+
+
+@pytest.mark.parametrize("random_start", [False, True])
+def test_pgd_is_torchattacks_pgd_bit_for_bit_from_the_same_start(robust, images, random_start):
     x, y = images
-    for count in (64, len(x)):
-        theirs = torchattacks.PGD(robust, eps=EPSILON, alpha=0.02, steps=20, random_start=False)(x[:count], y[:count])
-        ours = pgd(robust, x[:count], y[:count], **BALL, start="none", generator=generator())
+    for count in (64, EXACT):
+        noise = noise_of(x[:count])
+        theirs = by_torchattacks(torchattacks_pgd(robust, random_start), x[:count], y[:count], noise)
+        start = "R3" if random_start else "none"
+        ours = pgd(robust, x[:count], y[:count], **BALL, start=start, generator=generator())
         assert torch.equal(ours, theirs)
 
 
-def test_fgsm_is_torchattacks_fgsm_bit_for_bit(robust, images):
+def test_where_torchattacks_pgd_differs_in_bits_the_mean_over_the_batch_is_the_reason(robust, images):
+    """See EXACT: of all 3,985 images a few may get other bits, and none does once torchattacks climbs the sum too."""
     x, y = images
+    noise, ours = noise_of(x), pgd(robust, x, y, **BALL, generator=generator())
+    theirs = by_torchattacks(torchattacks_pgd(robust), x, y, noise)
+    assert (ours != theirs).flatten(1).any(1).sum() <= 0.003 * len(x)
+    assert_as_robust(robust, ours, theirs, y)
+    summed = partial(torch.nn.CrossEntropyLoss, reduction="sum")
+    with mock.patch.object(torchattacks.attacks.pgd.nn, "CrossEntropyLoss", summed):
+        assert torch.equal(ours, by_torchattacks(torchattacks_pgd(robust), x, y, noise))
+
+
+def test_pgd_is_foolbox_pgd_bit_for_bit_from_the_same_start(robust, images):
+    x, y = images
+    assert torch.equal(pgd(robust, x, y, **BALL, generator=generator()), by_foolbox(robust, x, y, noise_of(x)))
+
+
+def test_pgd_agrees_with_that_of_art(robust, images):
+    x, y = images
+    ours, theirs = pgd(robust, x, y, **BALL, generator=generator()), by_art(robust, x, y, noise_of(x))
+    assert_as_robust(robust, ours, theirs, y)
+    # ART cuts to [0, 1] first and to the ball then, so it may round otherwise
+    torch.testing.assert_close(ours[:EXACT], by_art(robust, x[:EXACT], y[:EXACT], noise_of(x[:EXACT])))
+
+
+def test_fgsm_is_torchattacks_fgsm_bit_for_bit(robust, images):
+    """With its own FGSM without a start, with FFGSM from a random one."""
+    x, y = images[0][:EXACT], images[1][:EXACT]
     theirs = torchattacks.FGSM(robust, eps=EPSILON)(x, y)
     assert torch.equal(fgsm(robust, x, y, epsilon=EPSILON, start="none", generator=generator()), theirs)
+    theirs = by_torchattacks(torchattacks.FFGSM(robust, eps=EPSILON, alpha=EPSILON), x, y, noise_of(x))
+    assert torch.equal(fgsm(robust, x, y, epsilon=EPSILON, generator=generator()), theirs)
 
 
-def test_pgd_with_a_random_start_agrees_with_torchattacks_and_foolbox(robust, images, survivors):
+class Margin(torch.nn.Module):
+    """Straight from wat23's formula; ART hands labels over as one-hot rows, foolbox as integers."""
+
+    def __init__(self, confidence):
+        super().__init__()
+        self.confidence = confidence
+
+    def forward(self, z, y):
+        label = y if y.dim() == 2 else torch.nn.functional.one_hot(y, 10)
+        own, other = (z * label).sum(1), (z - 1e9 * label).max(1).values
+        return -(own - other + self.confidence).clamp(min=0).sum()
+
+
+@pytest.mark.parametrize("confidence", [50.0, 0.0])
+def test_cw_pgd_is_the_pgd_of_foolbox_and_art_on_the_margin(robust, images, confidence):
+    """At confidence 0 an image that is fooled stands still, at 50 it goes on."""
     x, y = images
-    torch.manual_seed(1)
-    theirs = torchattacks.PGD(robust, eps=EPSILON, alpha=0.02, steps=20, random_start=True)(x, y)
-    wrapped = foolbox.PyTorchModel(robust, bounds=(0, 1))
-    attack = foolbox.attacks.LinfPGD(abs_stepsize=0.02, steps=20, random_start=True)
-    (_, clipped, _) = attack(wrapped, *map(eagerpy.astensor, (x, y)), epsilons=EPSILON)
-    # Random starts alone move these 797 images by a few; the attacks may differ by no more than that.
-    others = [accuracy(robust, pgd(robust, x, y, **BALL, generator=generator(s)), y) for s in range(1, 6)]
-    spread = max(others) - min(others)
-    for found in (accuracy(robust, theirs, y), accuracy(robust, clipped.raw, y)):
-        assert abs(found - np.mean(others)) <= max(0.3, spread)
+    noise, loss = noise_of(x), Margin(confidence)
+    ours = cw_pgd(robust, x, y, **BALL, confidence=confidence, generator=generator())
+    assert torch.equal(ours, by_foolbox(robust, x, y, noise, loss))
+    assert_as_robust(robust, ours, by_art(robust, x, y, noise, loss), y)
 
 
-def test_cw_pgd_is_pgd_on_the_margin(robust, images):
-    """torchattacks' PGD with its loss replaced by the margin."""
-    x, y = images
-    point = x.clone()
-    for _ in range(20):
-        point.requires_grad_()
-        z = robust(point)
-        own = z[torch.arange(len(y)), y]
-        other = (z - 1e9 * torch.nn.functional.one_hot(y, 10)).max(1).values
-        (gradient,) = torch.autograd.grad((other - own).sum(), point)
-        point = (x + (point.detach() + 0.02 * gradient.sign() - x).clamp(-EPSILON, EPSILON)).clamp(0, 1)
-    ours = cw_pgd(robust, x, y, **BALL, start="none", generator=generator())
-    assert abs(accuracy(robust, ours, y) - accuracy(robust, point, y)) < 0.3
+@pytest.mark.parametrize("target", ["random", "next", 3])
+def test_targeted_pgd_is_that_of_torchattacks_and_foolbox_bit_for_bit(robust, images, target):
+    x, y = images[0][:EXACT], images[1][:EXACT]
+    draw = generator()
+    following = (y + 1) % 10
+    wanted = {
+        "random": lambda: targets(y, tuple(range(10)), "random", draw),  # drawn first, then the start
+        "next": lambda: following,
+        3: lambda: torch.where(y == 3, following, 3),
+    }[target]()
+    noise = noise_of(x, draw)
+    ours = targeted_pgd(with_classes(robust, len(x)), x, y, **BALL, target=target, generator=generator())
+    attack = torchattacks_pgd(robust)
+    attack.set_mode_targeted_by_label(quiet=True)
+    assert torch.equal(ours, by_torchattacks(attack, x, wanted, noise))
+    assert torch.equal(ours, by_foolbox(robust, x, foolbox.criteria.TargetedMisclassification(wanted), noise))
 
 
-def test_targeted_pgd_agrees_with_torchattacks(robust, images):
-    x, y = images
-    attack = torchattacks.PGD(robust, eps=EPSILON, alpha=0.02, steps=20, random_start=False)
-    attack.set_mode_targeted_by_label()
-    theirs = attack(x, (y + 1) % 10)
-    ours = targeted_pgd(with_classes(robust), x, y, **BALL, target="next", start="none", generator=generator())
-    assert torch.equal(ours, theirs)
+class Tempered(torch.nn.Module):
+    """A model whose logits are those of another one, times 1/T."""
+
+    def __init__(self, model, inverse_temperature):
+        super().__init__()
+        self.model, self.inverse_temperature = model, inverse_temperature
+        self.eval()
+
+    def forward(self, x):
+        return self.model(x) * self.inverse_temperature
+
+
+@pytest.mark.parametrize("more", [{}, {"start": "none"}, {"start": "R1"}, {"protocol": "any", "restarts": 2}], ids=str)
+def test_temperature_pgd_at_one_is_pgd_bit_for_bit_on_a_robust_model(robust, images, more):
+    x, y = images[0][:EXACT], images[1][:EXACT]
+    ours = temperature_pgd(robust, x, y, **BALL, **more, inverse_temperature=1.0, generator=generator())
+    assert torch.equal(ours, pgd(robust, x, y, **BALL, **more, generator=generator()))
+
+
+@pytest.mark.parametrize("scale", [0.2, 5.0, 50.0])
+def test_temperature_pgd_is_pgd_of_foolbox_and_torchattacks_on_tempered_logits(robust, images, scale):
+    x, y = images[0][:EXACT], images[1][:EXACT]
+    tempered, noise = Tempered(robust, scale), noise_of(x)
+    ours = temperature_pgd(robust, x, y, **BALL, inverse_temperature=scale, generator=generator())
+    assert torch.equal(ours, by_foolbox(tempered, x, y, noise))
+    if scale < 50:  # there torchattacks' division by the number of images makes small gradients zero: it stalls more
+        assert torch.equal(ours, by_torchattacks(torchattacks_pgd(tempered), x, y, noise))
+
+
+def test_accurate_temperature_pgd_agrees_with_foolbox_in_float64(robust, images):
+    """At 1/T = 5: float64 saturates beyond a margin of 7 between logits, from where no image here is fooled."""
+    x, y = images[0][:EXACT], images[1][:EXACT]
+    ours = temperature_pgd(robust, x, y, **BALL, inverse_temperature=5.0, accurate=True, generator=generator())
+    double = Tempered(copy.deepcopy(robust).double(), 5.0)
+    assert_as_robust(robust, ours, by_foolbox(double, x.double(), y, noise_of(x).double()).float(), y)
 
 
 def with_classes(model, count: int | None = None):
-    return Target(model, model, count or 797, torch.device("cpu"))
+    return Target(model, model, count or EXACT, torch.device("cpu"))
 
 
 def test_a_larger_temperature_stalls_in_float32_and_not_in_the_accurate_form(robust, images):
     """The accurate form has the gradient directions of float64 cross entropy."""
     x, y = images
-    x, y, double = x[:200], y[:200], build_double(robust)
+    x, y, double = x[:200], y[:200], copy.deepcopy(robust).double()
     for scale in (1.0, 10.0, 300.0):
         keys = {"epsilon": EPSILON, "steps": 1, "step_size": 0.05, "start": "none", "inverse_temperature": scale}
         accurate = temperature_pgd(robust, x, y, **keys, accurate=True, generator=generator())
@@ -149,51 +322,34 @@ def test_a_larger_temperature_stalls_in_float32_and_not_in_the_accurate_form(rob
     assert not (accurate == x).flatten(1).all(1).any()
 
 
-def build_double(model):
-    import copy
-
-    return copy.deepcopy(model).double()
-
-
-def test_the_any_protocol_is_never_weaker_and_more_steps_never_weaken_it(robust, images, survivors):
-    x, y = images
-    previous = 100.0
+def test_the_any_protocol_is_never_weaker_and_more_steps_never_weaken_it(robust, images):
+    """Image by image: who is fooled by few steps is fooled by more, and who the last iterate fools is."""
+    x, y = images[0][:EXACT], images[1][:EXACT]
+    fooled = torch.zeros(len(x), dtype=torch.bool)
     for steps in (1, 5, 20, 40):
-        target = with_classes(robust)
-        keys = {**BALL, "steps": steps}
-        found = accuracy(robust, pgd(target, x, y, **keys, protocol="any", generator=generator()), y)
-        assert found <= previous
+        target, keys = with_classes(robust), {**BALL, "steps": steps}
+        now = robust(pgd(target, x, y, **keys, protocol="any", generator=generator())).argmax(1) != y
+        last = robust(pgd(robust, x, y, **keys, generator=generator())).argmax(1) != y
+        assert not (fooled & ~now).any()
+        assert not (last & ~now).any()
         assert target.steps.max() == steps
-        previous = found
-    assert previous <= survivors
+        fooled = now
     assert target.steps.float().mean() < 40  # the fooled ones stopped earlier
 
 
 def test_restarts_never_weaken_an_attack(robust, images):
-    x, y = images
+    x, y = images[0][:EXACT], images[1][:EXACT]
     found = [accuracy(robust, pgd(robust, x, y, **BALL, restarts=r, generator=generator()), y) for r in (1, 3)]
     assert found[1] <= found[0]
 
 
 def test_the_meter_counts_the_steps_of_each_example(robust, images):
-    x, y = images
+    x, y = images[0][:EXACT], images[1][:EXACT]
     target = with_classes(robust)
     pgd(target, x, y, **BALL, restarts=2, generator=generator())
     fooled = robust(pgd(robust, x, y, **BALL, generator=generator())).argmax(1) != y
     assert (target.steps[fooled] == 20).all()
     assert (target.steps[~fooled] == 40).all()
-
-
-def test_a_removed_class_is_never_targeted_and_never_the_true_one():
-    classes = (0, 1, 3, 7)
-    y = torch.tensor([0, 1, 2, 3] * 50)
-    for target in ("random", "next", 3):
-        wanted = targets(y, classes, target, generator())
-        assert ((wanted >= 0) & (wanted < 4)).all()
-        assert (wanted != y).all()
-    assert (targets(y, classes, 3, generator())[y != 2] == 2).all()
-    with pytest.raises(UserError, match="no such class"):
-        targets(y, classes, 5, generator())
 
 
 # bf16 and folding
@@ -229,45 +385,80 @@ def test_a_batch_norm_that_cannot_be_folded_stays():
     torch.testing.assert_close(folded(model)(x), before)
 
 
-def test_bf16_finds_the_robust_accuracy_of_fp32(robust, digits):
-    """Over three seeds of all 797 images (2,391 attacks); judged in fp32."""
-    split = Split.of(digits.test_images, digits.test_labels, range(10), digits.levels, "cpu")
+def test_bf16_finds_the_robust_accuracy_of_fp32(robust, split):
+    """Over 3,985 distinct images from the same starts; judged in fp32."""
     found = {}
     for precision in ("fp32", "bf16"):
-        tables = [
-            evaluate(robust, split, {"kind": "pgd", **BALL}, seed=s, batch_size=400, precision=precision)
-            for s in range(3)
-        ]
-        found[precision] = 100 * np.mean([(t["predicted"] == t["label"]).mean() for t in tables])
-    assert abs(found["fp32"] - found["bf16"]) <= 0.3
+        table = evaluate(robust, split, {"kind": "pgd", **BALL}, seed=0, batch_size=500, precision=precision)
+        found[precision] = 100 * (table["predicted"] == table["label"]).mean()
+        found[precision, "images"] = table["p_label"]
+    assert abs(found["fp32"] - found["bf16"]) <= POINTS
+    assert not found["fp32", "images"].equals(found["bf16", "images"])  # it was another precision
 
 
 # transfer
 
 
-def test_transfer_shows_the_surrogates_images_to_the_target(robust, images):
-    x, y = images
-    other = build({"kind": "conv2", "width": 8}, (1, 8, 8), range(10), seed=5).eval().requires_grad_(False)
+def test_transfer_shows_the_images_of_torchattacks_on_the_surrogate_to_the_target(
+    robust, images, shifted_digits, tmp_path
+):
+    x, y = images[0][:EXACT], images[1][:EXACT]
+    other = trained_on(shifted_digits, {"kind": "standard"}, tmp_path, epochs=2)
     found = transfer(robust, x, y, surrogate="standard", **BALL, source=other, generator=generator())
-    assert torch.equal(found, pgd(other, x, y, **BALL, generator=generator()))
+    assert torch.equal(found, by_torchattacks(torchattacks_pgd(other), x, y, noise_of(x)))
+    assert accuracy(other, found, y) < accuracy(robust, found, y) < accuracy(robust, x, y)
 
 
 # cw-linf
 
 
-def test_cw_linf_finds_the_distance_of_a_linear_model_within_its_shrinking_factor():
-    weights = torch.randn(2, 64, generator=generator())
+def linear_model(seed: int):
+    """A linear model of two classes, and the function that gives the exact distance of images to its boundary."""
+    weights = torch.randn(2, 64, generator=generator(seed))
+    difference = weights[0] - weights[1]
 
-    def linear(x):
+    def model(x):
         return 5 * x.flatten(1) @ weights.T
 
+    def distance(x):
+        return x.flatten(1) @ difference / difference.abs().sum()  # negative on the side of class 1
+
+    return model, distance, difference.sign().view(1, 8, 8)
+
+
+def smallest_found(model, x, y, lr):
+    return minimal_distance(model, x, y, rounds=5, c=0.01, iterations=1000, lr=lr, shrink=0.9, enough=0.0)[1]
+
+
+@pytest.mark.parametrize("seed", [0, 10, 20])
+def test_cw_linf_finds_every_distance_of_a_linear_model_within_its_shrinking_factor(seed):
+    """Distances from where the thresholds end to 0.1.
+
+    At the published lr of 0.005 one step of Adam moves a pixel by up to 0.0025, and the image that counts as found may
+    be one step too far: of small distances that is more than the tenth that shrinking leaves. Steps of a tenth of that
+    resolve them all.
+    """
+    model, distance, direction = linear_model(seed)
+    x = 0.3 + 0.4 * torch.rand(40, 1, 8, 8, generator=generator(seed + 1))
+    wanted = torch.logspace(np.log10(TAU_MIN), -1, len(x))
+    x = x + (wanted - distance(x)).view(-1, 1, 1, 1) * direction
+    y, exact = torch.zeros(len(x), dtype=torch.int64), distance(x)
+    torch.testing.assert_close(exact, wanted, rtol=1e-4, atol=1e-6)
+    found = smallest_found(model, x, y, lr=0.0005)
+    assert (found >= exact * 0.999).all()
+    assert (found <= exact / 0.9).all(), found / exact
+    found = smallest_found(model, x, y, lr=0.005)
+    assert (found >= exact * 0.999).all()
+    assert (found <= exact / 0.9 + 0.005 / 2).all(), found / exact
+
+
+def test_cw_linf_as_published_finds_distances_of_eight_steps_or_more_within_its_shrinking_factor():
+    """These images. Of others one in some dozens is found one step of Adam too far, as said above: 1.13 times."""
+    model, distance, _ = linear_model(0)
     x = 0.3 + 0.4 * torch.rand(20, 1, 8, 8, generator=generator(1))
-    y = linear(x).argmax(1)
-    _, found = minimal_distance(linear, x, y, rounds=5, c=0.01, iterations=1000, lr=0.005, shrink=0.9, enough=0.0)
-    z = x.flatten(1) @ weights.T
-    exact = (z[:, 0] - z[:, 1]).abs() / (weights[0] - weights[1]).abs().sum()
-    # one Adam step is up to 0.0025 in pixels, and tau stops at 1/256: much smaller distances are not resolved
-    resolved = exact > 0.02
+    exact = distance(x).abs()
+    found = smallest_found(model, x, model(x).argmax(1), lr=0.005)
+    resolved = exact >= 0.02
     assert resolved.sum() > 8
     assert (found >= exact * 0.999).all()
     assert (found[resolved] <= exact[resolved] / 0.9).all(), found / exact
@@ -326,11 +517,17 @@ def naive_cw(model, image, label, iterations):
 
 
 def test_cw_linf_side_by_side_is_the_procedure_one_by_one(robust, images):
-    x, y = images[0][:8], images[1][:8]
+    x, y = images[0][:24], images[1][:24]
     keys = {"rounds": 5, "c": 0.01, "iterations": 150, "lr": 0.005, "shrink": 0.9}
     _, ours = minimal_distance(robust, x, y, **keys, enough=0.0)
     theirs = torch.tensor([naive_cw(robust, image, label.item(), 150) for image, label in zip(x, y, strict=True)])
-    torch.testing.assert_close(ours, theirs, rtol=0.05, atol=2e-3)
+    # Rounding may let an image be found one step of Adam, 0.0025, sooner or later; of half of them it does nothing.
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0.0025)
+    assert (ours - theirs).abs().nanmedian() < 1e-5
+    found = cw_linf(robust, x, y, epsilon=EPSILON, iterations=150, generator=generator())
+    fooled = robust(found).argmax(1) != y
+    assert torch.equal(fooled, theirs <= EPSILON)
+    assert 3 <= fooled.sum() <= 21
 
 
 def test_cw_linf_verdicts_do_not_depend_on_the_protocol_and_any_is_cheaper(robust, images):
@@ -349,42 +546,47 @@ def test_cw_linf_verdicts_do_not_depend_on_the_protocol_and_any_is_cheaper(robus
 # nattack
 
 
-def naive_nattack(model, image, label, noise, mu, iterations, epsilon):
-    """One image, one member at a time; `noise[iteration, member]` and the first `mu` are given."""
-    origin = torch.atanh((2 * image - 1) * (1 - 1e-6))
-    base = (torch.tanh(origin) + 1) / 2
+def naive_nattack(model, images, labels, *, iterations, population, epsilon, draw):
+    """Whether each image is fooled; one image, one member at a time, from the noise that `draw` gives."""
+    origin = torch.atanh((2 * images - 1) * (1 - 1e-6))
+    mu = 0.001 * torch.randn(images.shape, generator=draw)
 
-    def view(m):
-        return image + ((torch.tanh(origin + m) + 1) / 2 - base).clamp(-epsilon, epsilon)
+    def view(row, m):
+        base = (torch.tanh(origin[row]) + 1) / 2
+        return images[row] + ((torch.tanh(origin[row] + m) + 1) / 2 - base).clamp(-epsilon, epsilon)
 
+    def fooled(row):
+        return model(view(row, mu[row])[None]).argmax(1).item() != labels[row]
+
+    alive = [row for row in range(len(images)) if model(images[row][None]).argmax(1).item() == labels[row]]
     for iteration in range(iterations):
-        if iteration % 10 == 0 and model(view(mu)[None]).argmax(1).item() != label:
-            return True
-        values = []
-        for member in noise[iteration]:
-            p = model(view(mu + 0.1 * member)[None]).softmax(1)[0]
-            other = max(p[k].item() for k in range(len(p)) if k != label)
-            values.append(-0.5 * max(np.log(p[label].item() + 1e-30) - np.log(other + 1e-30), 0))
-        values = np.array(values)
-        advantage = (values - values.mean()) / (values.std() + 1e-7)
-        step = sum(a * n for a, n in zip(advantage, noise[iteration], strict=True))
-        mu = mu + 0.02 / (len(values) * 0.1) * step.float()
-    return model(view(mu)[None]).argmax(1).item() != label
+        if iteration % 10 == 0:
+            alive = [row for row in alive if not fooled(row)]
+        noise = torch.randn((len(alive), population, *images.shape[1:]), generator=draw)
+        for place, row in enumerate(alive):
+            values = []
+            for member in noise[place]:
+                p = model(view(row, mu[row] + 0.1 * member)[None]).softmax(1)[0]
+                other = max(p[k].item() for k in range(len(p)) if k != labels[row])
+                values.append(-0.5 * max(np.log(p[labels[row]].item() + 1e-30) - np.log(other + 1e-30), 0))
+            values = np.array(values)
+            advantage = (values - values.mean()) / (values.std() + 1e-7)
+            step = sum(a * n for a, n in zip(advantage, noise[place], strict=True))
+            mu[row] = mu[row] + 0.02 / (population * 0.1) * step.float()
+    standing = {row for row in alive if not fooled(row)}
+    return torch.tensor([row not in standing for row in range(len(images))])
 
 
 def test_nattack_in_a_batch_is_the_procedure_one_by_one(robust, images):
-    right = (robust(images[0]).argmax(1) == images[1]).nonzero()[:6, 0]
-    x, y, iterations, population = images[0][right], images[1][right], 21, 20
-    for row in range(len(x)):
-        one, label = x[row : row + 1], y[row : row + 1]
-        draw = generator(row)
-        mu = 0.001 * torch.randn(one.shape, generator=draw)[0]
-        noise = [torch.randn((1, population, *one.shape[1:]), generator=draw)[0] for _ in range(iterations)]
-        naive = naive_nattack(robust, one[0], label.item(), noise, mu, iterations, EPSILON)
-        ours = nattack(
-            robust, one, label, epsilon=EPSILON, iterations=iterations, population=population, generator=generator(row)
-        )
-        assert (robust(ours).argmax(1) != label).item() == naive
+    x, y = images[0][:NATTACKED], images[1][:NATTACKED]
+    keys = {"epsilon": EPSILON, "iterations": 31, "population": 20}
+    naive = naive_nattack(robust, x, y, **keys, draw=generator())
+    fooled = robust(nattack(robust, x, y, **keys, generator=generator())).argmax(1) != y
+    assert torch.equal(fooled, naive)
+    assert (robust(x).argmax(1) != y).sum() + 2 <= fooled.sum() <= NATTACKED - 2  # neither verdict for free
+
+
+NATTACKED = 40
 
 
 def test_nattack_breaks_images_within_the_ball_and_counts_its_queries(robust, images):
@@ -455,19 +657,28 @@ def test_a_view_has_the_same_number_of_each_class_and_is_fixed_by_its_seed(digit
 # autoattack
 
 
-def test_autoattack_is_at_least_as_strong_as_pgd_and_agrees_with_torchattacks(robust, images, survivors):
-    x, y = images[0][:80], images[1][:80]
-    target = with_classes(robust, 80)
+def test_autoattack_is_at_least_as_strong_as_pgd_and_agrees_with_torchattacks(robust, images):
+    """torchattacks' AutoAttack, set to the standard's 100 steps and schedule (it comes with 10), from the same seed."""
+    count = 400  # one image is 0.25 points
+    x, y = images[0][:count], images[1][:count]
+    target = with_classes(robust, count)
     before = torch.get_rng_state()
     ours = autoattack(target, x, y, epsilon=EPSILON, generator=generator())
     assert torch.equal(before, torch.get_rng_state())
     assert (ours - x).abs().max() <= EPSILON + 1e-6
+    assert target.steps.min() > 0
     standing = robust(ours).argmax(1) == y
     climbed = robust(pgd(robust, x, y, **BALL, protocol="any", restarts=3, generator=generator())).argmax(1) == y
-    assert standing.sum() <= climbed.sum() + 1
-    theirs = torchattacks.AutoAttack(robust, eps=EPSILON, version="standard", n_classes=10, seed=0)(x, y)
-    assert abs(int(standing.sum()) - int((robust(theirs).argmax(1) == y).sum())) <= 1
-    assert target.steps.min() > 0
+    assert standing.sum() <= climbed.sum()
+    seed = int(torch.randint(2**31, (), generator=generator()))
+    attack = torchattacks.AutoAttack(robust, eps=EPSILON, version="standard", n_classes=10, seed=seed)
+    *gradient, square = attack._autoattack.attacks
+    for part in gradient:
+        part.steps = 100
+    square.rescale_schedule = False
+    with torch.random.fork_rng():
+        theirs = attack(x, y)
+    assert_as_robust(robust, ours, theirs, y)
 
 
 def test_autoattack_takes_models_with_fewer_classes_but_not_with_three(images):

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from classwise.attacks import ATTACKS
-from classwise.attacks.pgd import ascend, fgsm, pgd, temperature_pgd
+from classwise.attacks.pgd import ascend, fgsm, pgd, targets, temperature_pgd
+from classwise.attacks.target import Target
+from classwise.errors import UserError
 from classwise.parameters import parameters_of
 from conftest import small_model
 
@@ -46,6 +48,105 @@ def test_no_attack_leaves_the_ball_or_the_unit_cube(epsilon, step, steps, start,
     assert (found - x).abs().max() <= epsilon + 1e-6
     assert found.min() >= 0
     assert found.max() <= 1
+
+
+CLIMB = {"steps": 3, "step_size": 0.1}
+KEYS = {  # what each kind needs, small; epsilon is drawn
+    "none": {},
+    "fgsm": {},
+    "pgd": CLIMB,
+    "temperature-pgd": {**CLIMB, "inverse_temperature": 5.0},
+    "targeted-pgd": CLIMB,
+    "cw-pgd": CLIMB,
+    "cw-linf": {"iterations": 10, "rounds": 2, "lr": 0.05},
+    "transfer": {**CLIMB, "surrogate": "other", "source": small_model(seed=9)},
+    "nattack": {"iterations": 11, "population": 5},
+    "autoattack": {},
+}
+
+
+def attacked(kind, x, y, *, epsilon, seed, **more):
+    """The images and who is fooled, by the attack `kind` on a small model with that seed."""
+    model = small_model(seed)
+    keys = {**KEYS[kind], **more} | ({} if kind == "none" else {"epsilon": epsilon})
+    found = ATTACKS[kind](Target(model, model, len(x), x.device), x, y, **keys, generator=generator(seed))
+    return found, model(found).argmax(1) != y
+
+
+def edgy(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images with many pixels that are exactly 0 or 1, and labels that the small model of that seed mostly predicts."""
+    x, y = batch(count, seed)
+    x = (2 * x - 0.5).clamp(0, 1)
+    right = small_model(seed)(x).argmax(1)
+    return x, torch.where(torch.arange(count) % 3 == 0, y, right)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ATTACKS if kind != "autoattack"])
+@given(epsilon=st.floats(1e-3, 1.0), seed=st.integers(0, 1000), data=st.data())
+def test_no_kind_of_attack_leaves_the_ball_or_the_unit_cube(kind, epsilon, seed, data):
+    fields = parameters_of(ATTACKS[kind]).model_fields
+    more = {}
+    for name, values in {"start": ["R1", "R2", "R3", "none"], "protocol": ["last", "any"], "restarts": [1, 3]}.items():
+        if name in fields:
+            more[name] = data.draw(st.sampled_from(values), name)
+    x, y = edgy(9, seed)
+    found, _ = attacked(kind, x, y, epsilon=epsilon, seed=seed, **more)
+    assert (found - x).abs().max() <= epsilon + 1e-6
+    assert found.min() >= 0
+    assert found.max() <= 1
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.9])
+def test_autoattack_leaves_neither_the_ball_nor_the_unit_cube(epsilon):
+    x, y = edgy(9, 0)
+    found, _ = attacked("autoattack", x, y, epsilon=epsilon, seed=0)
+    assert (found - x).abs().max() <= epsilon + 1e-6
+    assert found.min() >= 0
+    assert found.max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["pgd", "temperature-pgd", "targeted-pgd", "cw-pgd"])
+@given(
+    epsilon=st.floats(0.01, 0.5),
+    step=st.floats(0.01, 0.5),
+    few=st.integers(1, 4),
+    more=st.integers(1, 4),
+    start=st.sampled_from(["R1", "R2", "R3", "none"]),
+    seed=st.integers(0, 1000),
+)
+def test_more_steps_never_make_any_weaker(kind, epsilon, step, few, more, start, seed):
+    x, y = edgy(30, seed)
+    keys = {"epsilon": epsilon, "step_size": step, "start": start, "seed": seed, "protocol": "any"}
+    _, fooled = attacked(kind, x, y, **keys, steps=few)
+    _, then = attacked(kind, x, y, **keys, steps=few + more)
+    assert not (fooled & ~then).any()
+
+
+def test_more_steps_never_make_any_with_restarts_weaker():
+    """They did, when an image's later starts depended on which others were still standing."""
+    keys = {"epsilon": 0.1, "step_size": 0.05, "protocol": "any", "restarts": 4}
+    for seed in range(150):
+        x, y = edgy(30, seed)
+        fooled = [attacked("pgd", x, y, **keys, seed=seed, steps=steps)[1] for steps in (1, 2, 3)]
+        assert not (fooled[0] & ~fooled[1]).any()
+        assert not (fooled[1] & ~fooled[2]).any()
+
+
+@given(data=st.data(), seed=st.integers(0, 1000))
+def test_a_removed_class_is_never_targeted_and_never_the_true_one(data, seed):
+    """Targets are positions in the classes that are left, so a removed class is one that no position means."""
+    classes = tuple(sorted(data.draw(st.sets(st.integers(0, 9), min_size=2, max_size=9), "classes left")))
+    y = torch.randint(len(classes), (60,), generator=generator(seed))
+    target = data.draw(st.sampled_from(["random", "next", *classes]), "target")
+    wanted = targets(y, classes, target, generator(seed))
+    meant = [classes[position] for position in wanted.tolist()]  # a position beyond them raises
+    assert min(wanted) >= 0
+    assert (wanted != y).all()
+    if target in classes:
+        assert {m for m, true in zip(meant, y.tolist(), strict=True) if classes[true] != target} <= {target}
+    removed = data.draw(st.sampled_from(sorted(set(range(10)) - set(classes))), "removed")
+    with pytest.raises(UserError, match="no such class"):
+        targets(y, classes, removed, generator(seed))
 
 
 def test_temperature_pgd_at_one_is_pgd_bit_for_bit():

@@ -38,16 +38,19 @@ def ascend(
     epsilon,
     steps: int,
     step_size,
-    start: str,
+    start: str | torch.Tensor,
     generator: torch.Generator,
     labels: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Maximise `objective(logits, rows)` by sign steps within `epsilon` of x and within [0, 1]; the last iterate.
 
+    `start` names a convention, or is the points themselves.
+
     With `labels`, an example is done at the first iterate, the start included, that is not predicted as its label; that
     iterate is its result, and the loop goes on with the others only. Only gradients of the images are computed.
     """
-    point, rows, done = _start(x, epsilon, start, generator), EVERY, []
+    point = _start(x, epsilon, start, generator) if isinstance(start, str) else start
+    rows, done = EVERY, []
     for step in range(steps):
         point.requires_grad_()
         logits = model(point)
@@ -92,20 +95,27 @@ def search(
     restarts: int,
     protocol: str,
     generator: torch.Generator,
-    **ball,
+    epsilon,
+    start: str,
+    **steps,
 ) -> torch.Tensor:
     """`ascend`, again from a new start for the examples that no run has fooled yet."""
     labels = y if protocol == "any" else None
-    best = ascend(model, x, objective, **ball, generator=generator, labels=labels)
+    best = ascend(model, x, objective, epsilon=epsilon, start=start, **steps, generator=generator, labels=labels)
     for _ in range(restarts - 1):
         rows = (predict(model, best) == y).nonzero()[:, 0]
         if not len(rows):
             break
+        # Drawn for all, so that an image's starts do not depend on who else is left: else more steps, leaving fewer,
+        # could take away the start that fools it.
+        points = _start(x, epsilon, start, generator)
         again = ascend(
             narrowed(model, rows),
             x[rows],
             lambda logits, inner, rows=rows: objective(logits, rows[inner]),
-            **ball,
+            epsilon=epsilon,
+            start=points[rows],
+            **steps,
             generator=generator,
             labels=None if labels is None else labels[rows],
         )
@@ -268,7 +278,8 @@ def _start(x: torch.Tensor, epsilon, start: str, generator: torch.Generator) -> 
         return x.clone()
     if start == "R1":
         noise = torch.randn(x.shape, generator=generator, device=generator.device)
-        return x + 0.001 * noise.to(x)
+        # In a ball of a few thousandths the normal's tail would be outside, and protocol `any` may keep the start.
+        return x + (0.001 * noise.to(x)).clamp(-epsilon, epsilon)
     noise = 2 * torch.rand(x.shape, generator=generator, device=generator.device) - 1
     point = x + epsilon * noise.to(x)
     return point if start == "R2" else point.clamp(0, 1)
