@@ -20,7 +20,7 @@ TINY = {
     "architectures": {"conv2": {"kind": "conv2", "width": 4}},
     "training": {"epochs": 2, "batch_size": 50, "optimizer": {"lr": 0.05}, "evaluate": "pgd2"},
     "defenses": {
-        "standard": {"kind": "standard"},
+        "standard": {"kind": "standard", "training": {"epochs": 10, "batch_size": 10}},  # robust enough for a race
         "madry": {"kind": "madry", "attack": {"epsilon": 0.2, "steps": 2, "step_size": 0.1}},
     },
     "attacks": {
@@ -69,7 +69,7 @@ TINY = {
             "removed": [3, 8],
         },
         "bench_attacks": {
-            "rows": [{"dataset": "digits", "arch": "conv2", "defense": "madry", "attack": "weak", "images": 20}],
+            "rows": [{"dataset": "digits", "arch": "conv2", "defense": "standard", "attack": "weak", "images": 100}],
             "repeats": 1,
         },
     },

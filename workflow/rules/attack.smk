@@ -38,9 +38,9 @@ rule attack:
         "../scripts/attack.py"
 
 
-# The dear attacks, each a cluster job of its own.
+# The dear attacks, each a cluster job of its own: a group of one, as None would leave it in the group above.
 use rule attack as dear_attack with:
     wildcard_constraints:
         attack=one_of(STUDY.dear_attacks),
     group:
-        None
+        f"attack-of-{MODEL}/{{view}}/{{attack}}"
