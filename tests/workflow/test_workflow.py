@@ -185,7 +185,7 @@ def test_editing_one_attack_reruns_that_attack_and_what_depends_on_it(editable):
 def test_editing_one_defense_retrains_that_defense_only(editable):
     editable.study(lambda s: s["defenses"]["standard"].update(training={"batch_size": 60}))
     # two seeds; natural and pgd outcomes of each; what reads them
-    assert editable.planned() == {"train": 2, "attack": 4, "tian21_table1": 1, "tian21_table5": 1, "page": 1}
+    assert editable.planned() == {"train": 2, "attack": 4, **STANDARD, "bench_attacks": 1, "page": 1}
 
 
 def test_adding_a_seed_trains_the_new_models_only(editable):
@@ -209,17 +209,20 @@ FIGURES = {"tian21_figure1": 1, "tian21_figure2": 1, "tian21_figure4": 1}
     ("file", "expected"),
     [
         # all eight models; every outcome depends on them
-        ("src/classwise/training.py", {"train": 8, "attack": 14, **TABLES, **FIGURES, "page": 1}),
+        ("src/classwise/training.py", {"train": 8, "attack": 14, **TABLES, **FIGURES, "bench_attacks": 1, "page": 1}),
         # six adversarially trained models, and standard ones through the attack of their history
-        ("src/classwise/attacks/pgd.py", {"train": 8, "attack": 14, **TABLES, **FIGURES, "page": 1}),
+        (
+            "src/classwise/attacks/pgd.py",
+            {"train": 8, "attack": 14, **TABLES, **FIGURES, "bench_attacks": 1, "page": 1},
+        ),
         # the module of a defense retrains that defense
         (
             "src/classwise/defenses/standard.py",
-            {"train": 2, "attack": 4, "tian21_table1": 1, "tian21_table5": 1, "page": 1},
+            {"train": 2, "attack": 4, **STANDARD, "bench_attacks": 1, "page": 1},
         ),
         ("src/classwise/defenses/trades.py", {}),
         # natural outcomes of two defenses and two seeds
-        ("src/classwise/attacks/none.py", {"attack": 4, "tian21_table1": 1, "tian21_table5": 1, "page": 1}),
+        ("src/classwise/attacks/none.py", {"attack": 4, **STANDARD, "page": 1}),
         ("src/classwise/plots.py", {**FIGURES, "page": 1}),
         ("src/classwise/tables.py", {**TABLES, "page": 1}),
         ("src/classwise/sanity.py", {**TABLES, "page": 1}),  # another word in a warning attacks no model again
