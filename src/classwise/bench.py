@@ -215,16 +215,19 @@ def _limit(model, spend: Spend, *, precision: str, steps: int):
 def run_race(field: Sequence[Contender], model: Classifier, batches: Sequence[Batch], repeats: int, report=print):
     """runs[contender, repeat]: seconds, gradients or queries, additional memory, and accuracy under attack.
 
-    Contenders run in turn, so that a machine that slows down slows everybody down.
+    Contenders run in turn, so that a machine that slows down slows everybody down. Those with frozen weights run once:
+    nothing is compared with them.
     """
     rows, first = [], [part[:1] for part in batches[0]]
     for contender in field:
         contender.start(model, lambda count: None)(*first)  # imports and first calls are nobody's cost
     for repeat in range(repeats):
         for contender in field:
+            if contender.frozen and repeat:
+                continue
             model.requires_grad_(not contender.frozen)
             rows.append({"contender": contender.name, "repeat": repeat, **_run(contender, model, batches)})
-            report("{contender} {repeat}: {seconds:.1f} s, {accuracy:.1f} % survive".format(**rows[-1]))
+            report("{contender}, run {repeat}: {seconds:.1f} s".format(**rows[-1]))
     model.requires_grad_(False)
     return pd.DataFrame(rows)
 
@@ -347,7 +350,8 @@ def markdown(table: pd.DataFrame, machine: str) -> str:
     )
     return f"""{body}
 
-Medians of {table["repeats"].max()} runs in turn, least and most in brackets, scaled to 1,000 images (run: {images}).
+Medians of {table["repeats"].max()} runs in turn (frozen weights: one), least and most in brackets, scaled to 1,000
+images (run: {images}).
 {machine}
 
 x peer: how many times faster than that peer, run by run; for cw-linf by the time of one gradient, as everybody takes
@@ -365,7 +369,7 @@ def _line(row: pd.Series) -> list[str]:
         f"{row['dataset']} {row['arch']}",
         row["attack"],
         row["contender"],
-        "{:.3g} [{:.3g}, {:.3g}]".format(*times),
+        "{} [{}, {}]".format(*(f"{t:,.0f}" if t >= 100 else f"{t:.3g}" for t in times)),
         *(_number(row[f"faster_than_{peer}"], ".2f") for peer in PEERS),
         _number(100 * row["share_of_limit"], ".0f", " %"),
         _number(row["spent_per_image"], ",.1f"),
