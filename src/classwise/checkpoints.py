@@ -1,4 +1,4 @@
-"""The state of a training run between two epochs, on disk, outside of everything that a workflow manages."""
+"""The state of a training run between two updates, on disk, outside of everything that a workflow manages."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def save_checkpoint(path: Path, key: str, state: dict[str, Any]) -> None:
         torch.save({"key": key, **state}, temporary)
 
 
-def load_checkpoint(path: Path, key: str) -> tuple[dict[str, Any] | None, str]:
+def load_checkpoint(path: Path, key: str, keep: bool = False) -> tuple[dict[str, Any] | None, str]:
     """The state to go on from, or None, and a sentence that says why.
 
-    A checkpoint of other parameters, data or code, or one that cannot be read, is set aside under another name.
+    A checkpoint of other parameters, data or code, or one that cannot be read, is set aside under another name; with
+    `keep` it stays where it is (of several processes, one moves it).
     """
     if not path.exists():
         return None, "no checkpoint: training starts at epoch 1"
@@ -36,11 +37,10 @@ def load_checkpoint(path: Path, key: str) -> tuple[dict[str, Any] | None, str]:
     except Exception as error:  # torch.load raises whatever the damage provokes
         reason = f"it cannot be read ({type(error).__name__})"
     if reason:
-        return (
-            None,
-            f"checkpoint set aside as {_set_aside(path)}, because {reason}: training starts at epoch 1",
-        )
-    return state, f"checkpoint of epoch {state['epoch']} found: training goes on from there"
+        place = path if keep else _set_aside(path)
+        return None, f"checkpoint set aside as {place}, because {reason}: training starts at epoch 1"
+    within = f" and {state['batch']} updates" if state["batch"] else ""
+    return state, f"checkpoint of epoch {state['epoch']}{within} found: training goes on from there"
 
 
 def _set_aside(path: Path) -> Path:

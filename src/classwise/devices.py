@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import resource
 import sys
@@ -69,3 +70,22 @@ def platform_facts(device: torch.device) -> dict[str, Any]:
             **{package: version(package) for package in ("classwise", "torch", "numpy")},
         },
     }
+
+
+def use_threads(threads: int) -> None:
+    """Torch computes with exactly so many threads: those that the rule was given."""
+    torch.set_num_threads(threads)
+    torch.set_num_interop_threads(1)
+
+
+def keep_memory() -> None:
+    """Let glibc keep freed memory instead of handing large pieces back to the system at once.
+
+    Otherwise each activation above 32 MB is mapped, zeroed and unmapped again in every pass: a fifth of the time of a
+    float32 ResNet-18 on a CPU. Elsewhere than on glibc nothing happens.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # names of glibc's malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(mmap_threshold, 2**30)
+        mallopt(trim_threshold, 2**31 - 1)

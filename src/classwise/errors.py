@@ -23,3 +23,7 @@ def choices(value: object, allowed) -> str:
     nearest = get_close_matches(str(value), allowed, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return f"{hint}allowed: {', '.join(allowed)}"
+
+
+class Interrupted(Exception):
+    """A run was asked to stop and has saved all it did; the same command goes on from there."""

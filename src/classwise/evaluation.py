@@ -57,6 +57,11 @@ class Split:
         rows = np.sort(np.concatenate(chosen))
         return Split(self.images[rows], self.labels[rows], self.index[rows], self.levels)
 
+    def part(self, number: int, parts: int) -> Split:
+        """Every `parts`-th example, beginning with the `number`-th."""
+        rows = slice(number, None, parts)
+        return Split(self.images[rows], self.labels[rows], self.index[rows], self.levels)
+
     def __len__(self) -> int:
         return len(self.index)
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 
@@ -53,6 +53,25 @@ Natural = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 Flag = Annotated[bool, Field(strict=True)]
 
 
+def _per_class(value: object) -> object:
+    # Said here in one sentence; the union below would report each of its branches.
+    try:
+        numbers = [_number(each) for each in (value if isinstance(value, list) else [value])]
+    except PydanticCustomError:
+        numbers = []
+    if not numbers or min(numbers) < 0:
+        raise PydanticCustomError(
+            "per_class",
+            "must be a finite number ≥ 0 such as 0.031, 8/255 or 5e-4, or a list with one for each class",
+        )
+    return value
+
+
+# What a check that knows the data set recognises such keys by.
+ONE_FOR_EACH_CLASS = BeforeValidator(_per_class)
+PerClass = Annotated[NonNegative | list[NonNegative], ONE_FOR_EACH_CLASS]
+
+
 def _epsilon(value: float) -> float:
     if not 0 < value <= 1:
         raise PydanticCustomError("epsilon", "must be in (0, 1], as images are in [0, 1]; 8/255 can be written so")
@@ -85,7 +104,10 @@ Start = Annotated[
 
 @cache
 def parameters_of(function: Callable) -> type[Parameters]:
-    """The keyword-only, annotated arguments of `function` (of `__init__` for a class) as a checked group of keys."""
+    """The keyword-only, annotated arguments of `function` (of `__init__` for a class) as a checked group of keys.
+
+    A class whose keys depend on each other has a static method `contradiction(keys)`: what is wrong, or None.
+    """
     target = function.__init__ if inspect.isclass(function) else function
     fields = {
         name: (
@@ -95,7 +117,19 @@ def parameters_of(function: Callable) -> type[Parameters]:
         for name, argument in inspect.signature(target).parameters.items()
         if argument.kind is argument.KEYWORD_ONLY and argument.annotation is not argument.empty
     }
-    return create_model(function.__name__, __base__=Parameters, **fields)
+    contradiction = getattr(function, "contradiction", None)
+    validators = {"consistent": _consistent(contradiction)} if contradiction else {}
+    return create_model(function.__name__, __base__=Parameters, __validators__=validators, **fields)
+
+
+def _consistent(contradiction: Callable[[Any], str | None]):
+    def check(keys):
+        text = contradiction(keys)
+        if text:
+            raise PydanticCustomError("contradiction", "{text}", {"text": text})
+        return keys
+
+    return model_validator(mode="after")(check)
 
 
 def _evaluate(function: Callable, annotation):

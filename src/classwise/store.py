@@ -49,6 +49,8 @@ HISTORY = pa.schema(
         ("learning_rate", pa.float64()),
         ("class_weight", pa.float64()),
         ("seconds", pa.float64()),  # since the training began, resumed parts added up
+        ("images_per_second", pa.float64()),  # of the epoch's updates, evaluation not counted
+        ("peak_memory_mb", pa.float64()),  # the most that the process held so far
     ]
 )
 

@@ -22,9 +22,19 @@ from classwise.defenses import DEFENSES
 from classwise.deferred import defer
 from classwise.errors import ConfigError, choices
 from classwise.models import ARCHITECTURES
-from classwise.parameters import Count, Flag, Id, Natural, Number, Parameters, Positive, parameters_of
+from classwise.parameters import (
+    ONE_FOR_EACH_CLASS,
+    Count,
+    Flag,
+    Id,
+    Natural,
+    Number,
+    Parameters,
+    Positive,
+    parameters_of,
+)
 from classwise.registry import Registry
-from classwise.specs import Training
+from classwise.specs import AtEpoch, Best, Training
 
 defer("torch")
 
@@ -35,6 +45,8 @@ class Config(Parameters):
     study: Id = "digits"
     data_root: Annotated[str, Field(strict=True, min_length=1)] = "data"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    checkpoint_epochs: Annotated[Count, Field(description="a training is saved after so many epochs")] = 1
+    checkpoint_minutes: Annotated[Positive, Field(description="or after so many minutes, if that is sooner")] = 10
 
 
 class When(Parameters):
@@ -181,9 +193,10 @@ class Study:
         """All that decides a training apart from data, seed and removed class."""
         training = self.training(defense, dataset)
         evaluation = self.method(training.evaluate, dataset, defense) if training.evaluate else None
+        settings = self.defense(defense, dataset)
         return {
-            "architecture": self.architecture(arch),
-            "defense": self.defense(defense, dataset),
+            "architecture": {**self.architecture(arch), "head": DEFENSES[settings["kind"]].head},
+            "defense": settings,
             # the attack itself, not its id, is what the job uses
             "training": {**training.plain(), "evaluate": None},
             "evaluation": evaluation,
@@ -307,7 +320,10 @@ class Study:
             kind = self.file.attacks[training.evaluate].get("kind")
             if kind == "transfer":
                 checker.say((*key, "evaluate"), training.evaluate, "must not be a transfer attack: it needs two models")
-        if training.select != "last" and training.select.epoch > training.epochs:
+        if isinstance(training.select, Best) and training.select.best != "natural" and training.evaluate is None:
+            fix = "needs `evaluate`, an attack that measures the robust accuracy"
+            checker.say((*key, "select", "best"), training.select.best, fix)
+        if isinstance(training.select, AtEpoch) and training.select.epoch > training.epochs:
             checker.say(
                 (*key, "select", "epoch"),
                 training.select.epoch,
@@ -369,9 +385,10 @@ class Study:
     def _check_model(self, checker, model: Model, key) -> None:
         """What only shows when data set, architecture, defense and all overrides come together."""
         training = self.training(model.defense, model.dataset)
-        if training.select != "last" and training.select.epoch > training.epochs:
+        if isinstance(training.select, AtEpoch) and training.select.epoch > training.epochs:
             fix = f"must be at most {training.epochs}, the epochs of {model.defense} on {model.dataset}"
             checker.say(("training", "select", "epoch"), training.select.epoch, fix)
+        self._check_one_for_each_class(checker, model)
         channels, *sides = self.source(model.dataset).shape
         kind = self.file.architectures[model.arch]["kind"]
         if min(sides) < ARCHITECTURES.smallest[kind]:
@@ -383,6 +400,14 @@ class Study:
             if values is not None and len(values) != channels:
                 fix = f"{model.dataset}, which {key[-1]} trains it on, has {channels} channel(s)"
                 checker.say(("architectures", model.arch, name), values, fix)
+
+    def _check_one_for_each_class(self, checker, model: Model) -> None:
+        count, settings = self.class_counts[model.dataset], self.defense(model.defense, model.dataset)
+        for name, field in defense_parameters(settings["kind"]).model_fields.items():
+            value = settings[name]
+            if ONE_FOR_EACH_CLASS in field.metadata and isinstance(value, list) and len(value) != count:
+                fix = f"must be one number, or one for each of the {count} classes of {model.dataset}"
+                checker.say(("defenses", model.defense, name), value, f"{fix}; these are {len(value)}")
 
 
 def _models(artefact: Artefact, seeds: list[int], class_counts: dict[str, int]) -> set[Model]:

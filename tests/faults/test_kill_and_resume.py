@@ -72,6 +72,29 @@ def test_kill_9_in_the_middle_of_an_epoch_costs_nothing_but_the_epoch(undisturbe
     assert not checkpoint.exists()
 
 
+@pytest.mark.parametrize("notice", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_training_that_is_told_to_stop_saves_and_says_so_by_its_exit_code(undisturbed, tmp_path, notice):
+    disturbed = Checkout.at(tmp_path / "disturbed", STUDY)
+    disturbed.replace("config/config.yaml", "checkpoint_epochs: 1", "checkpoint_epochs: 1000")
+    log = disturbed.result("logs/train/digits/conv2/madry/all/0.log")
+    main = subprocess.Popen(
+        disturbed.command(f"results/tiny/{TARGET}"),
+        cwd=disturbed.folder,
+        env=disturbed.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for(lambda: log.exists() and "update/s" in log.read_text())
+    os.kill(wait_for(lambda: training_process(psutil.Process(main.pid))).pid, notice)
+    printed, _ = main.communicate(timeout=120)
+    assert "exit status 75" in printed
+    assert "Stopped: stopped in epoch" in log.read_text()
+    disturbed.snakemake(f"results/tiny/{TARGET}")
+    assert "found: training goes on from there" in log.read_text()
+    assert disturbed.result(TARGET).read_bytes() == undisturbed.result(TARGET).read_bytes()
+
+
 def test_the_same_study_elsewhere_gives_the_same_bytes(undisturbed, tmp_path):
     again = Checkout.at(tmp_path / "again", STUDY)
     again.snakemake(f"results/tiny/{OUTCOMES}")

@@ -106,7 +106,7 @@ def test_scripts_that_need_no_torch_do_not_import_it(script):
 
 
 def test_jobs_give_torch_the_threads_of_their_rule():
-    code = "import torch; torch.set_num_threads(2); from job import use_threads; use_threads(1); "
+    code = "import torch; torch.set_num_threads(2); from classwise.devices import use_threads; use_threads(1); "
     code += "assert torch.get_num_threads() == 1; assert torch.get_num_interop_threads() == 1"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT / "workflow" / "scripts")
 

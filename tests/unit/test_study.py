@@ -56,7 +56,7 @@ def changed(path: str, value) -> dict:
         (
             "defenses.madry.kind",
             "madri",
-            "unknown defense kind; did you mean 'madry'? allowed: standard, madry, trades",
+            "unknown defense kind; did you mean 'madry'? allowed: standard, madry, trades, mart",
         ),
         ("attacks.pgd20.kind", "pdg", "unknown attack kind; did you mean 'pgd'?"),
         ("architectures.conv2.kind", "conv3", "unknown architecture kind; did you mean 'conv2'?"),
@@ -76,10 +76,10 @@ def changed(path: str, value) -> dict:
         ("seeds", [-1], "greater than or equal to 0"),
         ("seeds", ["0"], "must be a valid integer"),
         ("artefacts.tian21_table1.seeds", [4, 4], "4 is there twice"),
-        ("training.select", "best", "must be `last`, or `{epoch: N}`"),
+        ("training.select", "best", "must be `last`, `{epoch: N}`"),
         ("training.select", {"epoch": 31}, "must be at most epochs = 30"),
         ("training.evaluate", "pgd99", "unknown attack of this study; did you mean"),
-        ("training.optimizer.kind", "adam", "must be 'sgd'"),
+        ("training.optimizer.kind", "adagrad", "must be 'sgd' or 'adam'"),
         ("defenses.madry.training", {"epoch": 3}, "defenses.madry.training.epoch = 3: unknown key"),
         ("attacks.pgd20.overrides", [{"when": {"dataset": "mnist"}, "epsilon": 0.3}], "unknown dataset of this study"),
         ("attacks.pgd20.overrides", [{"epsilon": 0.3}], "must have a key `when"),
@@ -122,7 +122,41 @@ def changed(path: str, value) -> dict:
         ("training.schedule", {"kind": "triangular", "peak": 1}, "must be less than 1"),
         ("training.schedule", {"kind": "piecewise"}, "needs points with rising epochs"),
         ("training.schedule", {"kind": "piecewise", "points": [[2, 1], [1, 0]]}, "needs points with rising epochs"),
+        ("training.optimizer", {"kind": "adam", "lr": 0.1, "momentum": 0.5}, "momentum is no key of kind adam"),
+        ("training.select", {"best": "robust"}, "needs `validation`, images to choose by"),
+        ("training.select", {"best": "median"}, "one of robust, worst, natural"),
+        ("training.processes", 0, "must be greater than or equal to 1"),
         ("training.precision", "fp16", "must be 'fp32' or 'bf16'"),
+        (
+            "defenses.trades.beta",
+            [6, 6],
+            "defenses.trades.beta = [6.0, 6.0]: must be one number, or one for each of the 10 classes of digits",
+        ),
+        ("defenses.trades.beta", [], "or a list with one for each class"),
+        ("defenses.trades.beta", [6, -1], "or a list with one for each class"),
+        ("defenses.trades.beta", {"5": 1}, "or a list with one for each class"),
+        ("defenses.mart.beta", [6] * 10, "such as 0.031, 8/255 or 5e-4"),
+        ("defenses.mart.beta", ..., "defenses.mart: the key `beta` is missing"),
+        ("defenses.he.variant", "alp", "must be 'pgd' or 'trades'"),
+        ("defenses.he.variant", "trades", "variant trades needs the key `beta`"),
+        ("defenses.he.beta", 6, "`beta` is a key of variant trades"),
+        ("defenses.he.scale", 0, "must be greater than 0"),
+        ("defenses.he.margin", -0.1, "must be greater than or equal to 0"),
+        ("defenses.he-lis.final", "many", "such as 0.031, 8/255 or 5e-4"),
+        ("defenses.he-lis.over", 0, "must be greater than or equal to 1"),
+        ("defenses.he-lis.count_from", 2, "must be 0 or 1"),
+        ("defenses.he-lis.scale", 15, "unknown key"),
+        ("defenses.he-cmp.reading", "mean", "must be 'bound', 'data' or 'example'"),
+        ("defenses.he-cmp.summary", "median", "must be 'mean' or 'largest'"),
+        ("defenses.he-cmp.final_probability", 1.5, "must be less than or equal to 1"),
+        ("defenses.he-cmp.s_max", 0, "must be greater than 0"),
+        ("defenses.he-cmp.examples", 0.5, "must be a valid integer"),
+        ("defenses.fast.epsilon", 8, "must be in (0, 1]"),
+        ("defenses.fast.step_size", 0, "must be greater than 0"),
+        ("defenses.fast.start", "R4", "must be 'R1', 'R2', 'R3' or 'none'"),
+        ("defenses.fast.guard", True, "must be a mapping of keys"),
+        ("defenses.fast.guard", {"drops": 0.2}, "defenses.fast.guard.drops = 0.2: unknown key; did you mean 'drop'?"),
+        ("defenses.fast.guard", {"drop": 2}, "defenses.fast.guard.drop = 2: must be less than or equal to 1"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_file_key_and_what_is_allowed(path, value, told):
@@ -285,6 +319,14 @@ def test_a_job_knows_exactly_what_it_uses():
     assert study(changed("attacks.pgd20.steps", 21)).train_job("digits", "conv2", "madry") == before
     assert study(changed("defenses.trades.beta", 5)).train_job("digits", "conv2", "madry") == before
     assert study(changed("attacks.pgd10.batch_size", 100)).train_job("digits", "conv2", "madry") == before
+
+
+def test_the_defense_decides_the_head_of_the_network():
+    heads = {
+        name: study(DIGITS).train_job("digits", "conv2", name)["architecture"]["head"] for name in DIGITS["defenses"]
+    }
+    assert {name for name, head in heads.items() if head == "cosine"} == {"he", "he-lis", "he-cmp"}
+    assert set(heads.values()) == {"linear", "cosine"}
 
 
 def test_planning_does_not_import_torch():

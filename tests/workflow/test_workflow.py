@@ -83,7 +83,8 @@ def test_no_checkpoint_and_no_temporary_file_is_left(built):
 
 def test_logs_show_a_progress_bar_and_benchmarks_are_kept(built):
     log = built.result("logs/train/digits/conv2/madry/all/0.log").read_text()
-    assert re.search(r"2/2 \[.*loss=\d\.\d+, natural=[\d.]+%, robust=[\d.]+%", log)
+    # 300 images in batches of 50, twice
+    assert re.search(r"12/12 \[.*update/s, epoch=2/2, loss=\d\.\d+, natural=[\d.]+%, robust=[\d.]+%", log)
     assert built.result("benchmarks/train/digits/conv2/madry/all/0.jsonl").stat().st_size
     assert built.result("benchmarks/attack/digits/conv2/madry/all/0/test/pgd.jsonl").stat().st_size
 

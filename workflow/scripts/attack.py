@@ -6,13 +6,13 @@ from tqdm import tqdm
 
 from classwise.checkpoints import key_of
 from classwise.data.dataset import read_dataset
-from classwise.devices import choose_device, peak_memory_mb, platform_facts
+from classwise.devices import choose_device, keep_memory, peak_memory_mb, platform_facts, use_threads
 from classwise.engine import fitting_batch
 from classwise.evaluation import Parts, Split, evaluate, sanity_facts
 from classwise.models.classifier import load_model
 from classwise.randomness import seed_of
 from classwise.store import OUTCOMES, write_outcomes
-from job import job, keep_memory, use_threads
+from job import job
 
 with job(snakemake) as log:
     use_threads(snakemake.threads)

@@ -6,11 +6,11 @@ import pandas as pd
 
 from classwise.bench import markdown, raced
 from classwise.data.dataset import read_dataset
-from classwise.devices import choose_device, platform_facts
+from classwise.devices import choose_device, platform_facts, use_threads
 from classwise.evaluation import Split
 from classwise.models.classifier import load_model
 from classwise.store import write_table, write_text
-from job import job, use_threads
+from job import job
 
 with job(snakemake) as log:
     use_threads(snakemake.threads)

@@ -9,5 +9,10 @@ DEFENSES = Registry(
         "standard": "standard:Standard",
         "madry": "madry:Madry",
         "trades": "trades:Trades",
+        "mart": "mart:Mart",
+        "he": "he:He",
+        "he-lis": "he_lis:HeLis",
+        "he-cmp": "he_cmp:HeCmp",
+        "fast": "fast:Fast",
     },
 )

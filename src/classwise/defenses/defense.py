@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 import torch
+
+from classwise.errors import UserError
+
+# Images and labels of so many training examples, the same ones in every epoch, not augmented.
+Sample = Callable[[int], tuple["torch.Tensor", "torch.Tensor"]]
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,20 @@ class Run:
 
     classes: tuple[int, ...]  # original ids of the classes kept; output k of the model is class classes[k]
     generator: torch.Generator  # for every random draw; its state is part of the checkpoint
+    class_count: int  # of the data set, a removed class included
+    epochs: int
+    note: Callable[[str], None] = field(default=lambda sentence: None)  # a sentence for the log
+    mean: Callable[[float], float] = field(default=lambda value: value)  # of a number that each process has its own of
+
+    def per_class(self, key: str, value: float | list[float]) -> torch.Tensor:
+        """value[class kept] of a key that is one number, or a list with one for each class of the data set."""
+        if isinstance(value, list) and len(value) != self.class_count:
+            raise UserError(
+                f"{key} = {value}: must be one number, or one for each of the {self.class_count} classes; "
+                f"these are {len(value)}"
+            )
+        numbers = [value[c] if isinstance(value, list) else value for c in self.classes]
+        return torch.tensor(numbers, dtype=torch.float32, device=self.generator.device)
 
 
 @dataclass(frozen=True)
@@ -30,7 +49,13 @@ class Step:
 
 
 class Defense:
-    """A loss with explicit state. `y` are positions in `run.classes`, not original ids."""
+    """A loss with explicit state. `y` are positions in `run.classes`, not original ids.
+
+    Set `stopped` in `epoch_end` to end the run; the model must have the weights of the epoch before by then.
+    """
+
+    head = "linear"  # of `models.classifier.HEADS`: what the loss expects of the network's last layer
+    stopped = False
 
     def __init__(self, run: Run):
         self.run = run
@@ -43,11 +68,15 @@ class Defense:
         """weight[class] of this epoch, for the history."""
         return torch.ones(len(self.run.classes))
 
-    def epoch_end(self, per_class: dict[str, pd.DataFrame]) -> None:
+    def epoch_start(self, epoch: int, model: torch.nn.Module, sample: Sample) -> None:
+        """Called once before each 1-based epoch; not again when a run goes on in the middle of one."""
+
+    def epoch_end(self, per_class: dict[str, pd.DataFrame], model: torch.nn.Module) -> None:
         """Called after each epoch with per-class accuracies and losses of each split that was evaluated."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Whatever `epoch_end` changed: tensors, numbers, strings, lists and dicts of them."""
+        """All that changed and a later update needs: tensors, numbers, strings, lists and dicts. A run may be saved and
+        go on after any update."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -61,6 +90,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     training = model.training
     model.eval()
     try:
-        yield model
+        # Of several processes each attacks its own images: nothing to tell the others, as the wrapper would.
+        yield getattr(model, "module", model)
     finally:
         model.train(training)

@@ -16,10 +16,10 @@ class Madry(Defense):
         self.attack = {**attack.plain(), "start": attack.start or "R3"}
 
     def loss(self, model, x, y) -> Step:
-        with evaluating(model):
-            adversarial = pgd(model, x, y, **self.attack, generator=self.run.generator)
+        with evaluating(model) as bare:
+            adversarial = pgd(bare, x, y, **self.attack, generator=self.run.generator)
             with torch.no_grad():
-                natural = model(x)
+                natural = bare(x)
         logits = model(adversarial)
         losses = torch.nn.functional.cross_entropy(logits, y, reduction="none")
         return Step(losses.mean(), losses.detach(), natural=natural, adversarial=logits.detach())

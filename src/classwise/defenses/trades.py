@@ -1,4 +1,7 @@
-"""TRADES (Zhang et al., 2019): natural cross entropy plus beta times the KL divergence to the adversarial output."""
+"""TRADES (Zhang et al., 2019): natural cross entropy plus beta times the KL divergence to the adversarial output.
+
+With one beta for each class it is tian21 eq. 5.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import torch
 
 from classwise.attacks.pgd import Inner, ascend
 from classwise.defenses.defense import Defense, Run, Step, evaluating
-from classwise.parameters import NonNegative
+from classwise.parameters import PerClass
 
 
 class Trades(Defense):
@@ -16,17 +19,17 @@ class Trades(Defense):
     natural, adversarial, natural.
     """
 
-    def __init__(self, run: Run, *, beta: NonNegative, attack: Inner):
+    def __init__(self, run: Run, *, beta: PerClass, attack: Inner):
         super().__init__(run)
-        self.beta = beta
+        self.beta = run.per_class("beta", beta)
         self.attack = {**attack.plain(), "start": attack.start or "R1"}
 
     def loss(self, model, x, y) -> Step:
-        with evaluating(model):
+        with evaluating(model) as bare:
             with torch.no_grad():
-                clean = model(x).log_softmax(dim=1)
+                clean = bare(x).log_softmax(dim=1)
             adversarial = ascend(
-                model,
+                bare,
                 x,
                 lambda z, rows: kl(clean, z.log_softmax(dim=1)).sum(),
                 **self.attack,
@@ -36,7 +39,7 @@ class Trades(Defense):
         cross_entropy = torch.nn.functional.cross_entropy(natural, y, reduction="none")
         logits = model(adversarial)
         divergence = kl(model(x).log_softmax(dim=1), logits.log_softmax(dim=1))
-        losses = cross_entropy + self.beta * divergence
+        losses = cross_entropy + self.beta[y] * divergence
         return Step(losses.mean(), losses.detach(), natural=natural.detach(), adversarial=logits.detach())
 
 
