@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,14 +46,17 @@ class Split:
             levels,
         )
 
-    def subset(self, per_class: int, seed: int) -> Split:
-        """`per_class` images of each class, chosen by `seed`, in their order."""
+    def subset(self, per_class: int, seed: int, classes: Sequence[int]) -> Split:
+        """`per_class` images of each class, chosen by `seed`, in their order.
+
+        `classes` are the original ids behind the labels: a model without a class is shown the same images of the others.
+        """
         labels, chosen = self.labels.cpu().numpy(), []
         for c in np.unique(labels):
             members = np.flatnonzero(labels == c)
             if len(members) < per_class:
                 raise UserError(f"views: per_class = {per_class}: a class has only {len(members)} test images")
-            chosen.append(np.random.default_rng(seed_of("view", seed, c)).permutation(members)[:per_class])
+            chosen.append(np.random.default_rng(seed_of("view", seed, classes[c])).permutation(members)[:per_class])
         rows = np.sort(np.concatenate(chosen))
         return Split(self.images[rows], self.labels[rows], self.index[rows], self.levels)
 

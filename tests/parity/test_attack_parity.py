@@ -645,13 +645,22 @@ def test_a_killed_attack_keeps_its_finished_batches(robust, digits, tmp_path):
 
 def test_a_view_has_the_same_number_of_each_class_and_is_fixed_by_its_seed(digits):
     split = Split.of(digits.test_images, digits.test_labels, range(10), digits.levels, "cpu")
-    view = split.subset(per_class=20, seed=0)
+    view = split.subset(per_class=20, seed=0, classes=range(10))
     assert np.bincount(view.labels).tolist() == [20] * 10
-    assert np.array_equal(view.index, split.subset(per_class=20, seed=0).index)
-    assert not np.array_equal(view.index, split.subset(per_class=20, seed=1).index)
+    assert np.array_equal(view.index, split.subset(per_class=20, seed=0, classes=range(10)).index)
+    assert not np.array_equal(view.index, split.subset(per_class=20, seed=1, classes=range(10)).index)
     assert (digits.test_labels[view.index] == view.labels.numpy()).all()
     with pytest.raises(UserError, match="per_class = 500"):
-        split.subset(per_class=500, seed=0)
+        split.subset(per_class=500, seed=0, classes=range(10))
+
+
+def test_a_model_without_a_class_is_shown_the_same_images_of_the_others(digits):
+    views = []
+    for classes in (range(10), [c for c in range(10) if c != 3]):
+        split = Split.of(digits.test_images, digits.test_labels, classes, digits.levels, "cpu")
+        views.append(split.subset(per_class=10, seed=0, classes=classes).index)
+    whole, without = views
+    assert np.array_equal(whole[digits.test_labels[whole] != 3], without)
 
 
 # autoattack

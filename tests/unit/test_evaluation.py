@@ -126,7 +126,7 @@ def bright(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("attack", EVERY_CORE, ids=lambda attack: attack["kind"])
 @pytest.mark.parametrize("change", NAN.values(), ids=list(NAN))
 def test_logits_that_are_not_finite_are_counted_and_break_no_contract(digits, change, attack):
-    images = split(digits).subset(per_class=6, seed=0)
+    images = split(digits).subset(per_class=6, seed=0, classes=range(10))
     model, x = Odd(change), images.batch(slice(None))[0]
     outcomes = evaluate(model, images, attack, seed=0, batch_size=40)
     broken = ~model(x).isfinite().all(dim=1).numpy()

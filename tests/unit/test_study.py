@@ -125,6 +125,7 @@ def changed(path: str, value) -> dict:
         ("training.optimizer", {"kind": "adam", "lr": 0.1, "momentum": 0.5}, "momentum is no key of kind adam"),
         ("training.select", {"best": "robust"}, "needs `validation`, images to choose by"),
         ("training.select", {"best": "median"}, "one of robust, worst, natural"),
+        ("attacks.cw-linf.shrink", 1, "must be less than 1"),
         ("training.processes", 0, "must be greater than or equal to 1"),
         ("training.precision", "fp16", "must be 'fp32' or 'bf16'"),
         (

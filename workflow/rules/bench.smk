@@ -1,9 +1,3 @@
-def races(wildcards):
-    """What is timed: the study's rows, each with the keys of the attack that it names."""
-    rows = STUDY.artefact("bench_attacks").plain()["rows"]
-    return [{**row, "keys": STUDY.method(row["attack"], row["dataset"], row["defense"])} for row in rows]
-
-
 rule bench_attacks:
     """Our attacks, torchattacks, foolbox and ART on the same models and images, in turn (make bench)."""
     input:

@@ -97,6 +97,12 @@ def artefact_block(name):
     return lambda wildcards: STUDY.artefact(name).plain()
 
 
+def races(wildcards):
+    """What is timed: the study's rows, each with the keys of the attack that it names."""
+    rows = STUDY.artefact("bench_attacks").plain()["rows"]
+    return [{**row, "keys": STUDY.method(row["attack"], row["dataset"], row["defense"])} for row in rows]
+
+
 def caption(name):
     return f"../report/{name}.rst"
 

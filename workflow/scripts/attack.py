@@ -26,7 +26,7 @@ with job(snakemake) as log:
         surrogate = surrogate.to(device)
     split = Split.of(dataset.test_images, dataset.test_labels, model.classes, dataset.levels, device)
     if snakemake.params.view:
-        split = split.subset(**snakemake.params.view)
+        split = split.subset(**snakemake.params.view, classes=model.classes)
 
     names, keys = dict(snakemake.wildcards), dict(snakemake.params.attack)
     how = {name: keys.pop(name) for name in ("batch_size", "precision", "compile")}

@@ -8,12 +8,14 @@ costs as many gradient steps as its slowest image and wastes none on those that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
 from classwise.attacks.pgd import Protocol
 from classwise.attacks.target import narrowed, predict
-from classwise.parameters import Count, Epsilon, Fraction01, Positive
+from classwise.parameters import Count, Epsilon, Positive
 
 TAU_MIN = 1 / 256
 CHECK_EVERY, LEAST_GAIN = 100, 1e-4  # Adam stops early when 100 iterations gain less
@@ -53,7 +55,7 @@ def cw_linf(
     c: Positive = 0.01,
     iterations: Count = 1000,
     lr: Positive = 0.005,
-    shrink: Fraction01 = 0.9,
+    shrink: Annotated[Positive, Field(lt=1)] = 0.9,
     protocol: Protocol = "last",
     generator,
 ) -> torch.Tensor:
