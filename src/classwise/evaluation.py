@@ -49,7 +49,7 @@ class Split:
     def subset(self, per_class: int, seed: int, classes: Sequence[int]) -> Split:
         """`per_class` images of each class, chosen by `seed`, in their order.
 
-        `classes` are the original ids behind the labels: a model without a class is shown the same images of the others.
+        `classes` are the original ids behind the labels: a model without a class sees the same images of the others.
         """
         labels, chosen = self.labels.cpu().numpy(), []
         for c in np.unique(labels):
